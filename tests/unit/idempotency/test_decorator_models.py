@@ -15,7 +15,6 @@ from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field
 
 import reefknot as rk
-from reefknot.testing import run_virtual
 from tests.rows import for_each_row
 
 
@@ -76,7 +75,7 @@ RECEIPT = Receipt.model_validate(
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 
-@for_each_row(
+@pytest.mark.parametrize(
     ("first", "other"),
     [
         (Order(id="o", cents=1), Order(id="o", cents=99)),
@@ -91,21 +90,18 @@ RECEIPT = Receipt.model_validate(
         ({"order": Order(id="o", cents=1)}, {"order": Order(id="o", cents=99)}),
     ],
 )
-def test_a_model_is_compared_by_its_content(first: Any, other: Any) -> None:
+async def test_a_model_is_compared_by_its_content(first: Any, other: Any) -> None:
     @rk.idempotent(key=lambda order: "o")
     async def pay(order: Any) -> str:
         return "paid"
 
-    async def main() -> None:
-        async with rk.open_store("memory:"):
-            assert [await pay(first), await pay(first)] == ["paid"] * 2
-            with pytest.raises(rk.KeyConflictError):
-                await pay(other)
-
-    run_virtual(main())
+    async with rk.open_store("memory:"):
+        assert [await pay(first), await pay(first)] == ["paid"] * 2
+        with pytest.raises(rk.KeyConflictError):
+            await pay(other)
 
 
-@for_each_row(
+@pytest.mark.parametrize(
     ("argument", "fingerprint"),
     [
         ("text", "48018160968203527aa4d6c5f2fa277a3abc2fbf2aa83fe4c024eaf74ea65bc8"),
@@ -115,20 +111,17 @@ def test_a_model_is_compared_by_its_content(first: Any, other: Any) -> None:
         ([Connection()], "24f87681a3747ad2c1a4f0df288f4839e24d3eb9d8577de53d7d8691c4abb2d7"),
     ],
 )
-def test_the_stored_fingerprints_of_other_arguments_stay_as_they_were(argument: Any, fingerprint: str) -> None:
+async def test_the_stored_fingerprints_of_other_arguments_stay_as_they_were(argument: Any, fingerprint: str) -> None:
     """Taken before models of pydantic were compared."""
 
     @rk.idempotent(key=lambda value: "k", name="kept")
     async def keep(value: Any) -> None: ...
 
-    async def main() -> None:
-        async with rk.open_store("memory:") as store:
-            await keep(argument)
-            record = await store.idempotency.get("kept:k")
-            assert record is not None
-            assert record.fingerprint == fingerprint
-
-    run_virtual(main())
+    async with rk.open_store("memory:") as store:
+        await keep(argument)
+        record = await store.idempotency.get("kept:k")
+    assert record is not None
+    assert record.fingerprint == fingerprint
 
 
 async def test_a_computed_field_is_not_part_of_the_payload() -> None:

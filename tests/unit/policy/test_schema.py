@@ -61,27 +61,16 @@ def read(section: type[Section], value: dict[str, Any]) -> tuple[Any, list[str]]
     return found, [problem.message for problem in reader.problems]
 
 
-@for_each_row(
-    ("section", "name", "value"),
-    [(section, name, value) for section, name, accepted, _ in BOUNDS for value in accepted],
-)
-def test_a_value_within_its_bounds_is_accepted(section: type[Section], name: str, value: object) -> None:
-    found, problems = read(section, {name: value})
-
-    assert (getattr(found, name), problems) == (value, [])
-
-
-@for_each_row(
-    ("section", "name", "value"),
-    [(section, name, value) for section, name, _, refused in BOUNDS for value in refused],
-)
-def test_a_value_beyond_its_bounds_or_of_another_kind_is_refused(
-    section: type[Section], name: str, value: object
+@for_each_row(("section", "name", "accepted", "refused"), BOUNDS)
+def test_a_value_is_accepted_within_its_bounds_and_refused_beyond_them_or_of_another_kind(
+    section: type[Section], name: str, accepted: list[Any], refused: list[Any]
 ) -> None:
-    found, problems = read(section, {name: value})
-
-    assert len(problems) == 1
-    assert name not in found.written
+    for value in accepted:
+        found, problems = read(section, {name: value})
+        assert (getattr(found, name), problems) == (value, [])
+    for value in refused:
+        found, problems = read(section, {name: value})
+        assert (len(problems), name in found.written) == (1, False), value
 
 
 @for_each_row("section", [Backoff, ConnectorEntry, OperationEntry, QueueV2, Throttle, Configuration])

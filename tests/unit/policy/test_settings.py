@@ -69,18 +69,21 @@ def test_a_gate_that_says_maybe_is_a_mistake(tmp_path: Path, variable: str, forg
 # ---- a file that is not there ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("environ", [{}, OPEN])
-def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path, environ: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("environ", "forgiving"),
+    [
+        ({}, False),
+        (OPEN, False),
+        *((environ, True) for environ in ({}, {RETRIES: "off"}, {RETRIES: ""}, {QUEUE: "on"})),
+    ],
+)
+def test_a_named_file_that_is_missing_is_forgiven_only_when_the_environment_opened_the_gate(
+    tmp_path: Path, environ: dict[str, str], forgiving: bool
+) -> None:
     with pytest.raises(ConfigurationMissingError, match="there is no such file"):
-        load_settings("gone.yaml", environ=environ, cwd=tmp_path)
+        load_settings("gone.yaml", environ=environ, cwd=tmp_path, forgiving=forgiving)
     with pytest.raises(ConfigurationMissingError, match="REEFKNOT_CONFIG"):
-        load_settings(environ={**environ, "REEFKNOT_CONFIG": "gone.yaml"}, cwd=tmp_path)
-
-
-@pytest.mark.parametrize("environ", [{}, {RETRIES: "off"}, {RETRIES: ""}, {QUEUE: "on"}])
-def test_it_is_forgiven_only_when_the_environment_opened_the_gate(tmp_path: Path, environ: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationMissingError):
-        load_settings("gone.yaml", environ=environ, cwd=tmp_path, forgiving=True)
+        load_settings(environ={**environ, "REEFKNOT_CONFIG": "gone.yaml"}, cwd=tmp_path, forgiving=forgiving)
 
 
 @pytest.mark.parametrize("named_by_variable", [False, True])
