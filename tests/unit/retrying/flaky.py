@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 
@@ -12,9 +13,11 @@ class Flaky:
         self.errors: Sequence[BaseException | type[BaseException]] = errors
         self.value = value
         self.calls = 0
+        self.given: list[object] = []
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         self.calls += 1
+        self.given.append((args, kwargs))
         if self.calls <= len(self.errors):
             raise self.errors[self.calls - 1]
         return self.value
@@ -44,6 +47,14 @@ class AsyncAlways(Always):
 
     async def __call__(self, *args: object, **kwargs: object) -> object:
         return super().__call__(*args, **kwargs)
+
+
+class AsyncHanging(AsyncFlaky):
+    """Never ends."""
+
+    async def __call__(self, *args: object, **kwargs: object) -> object:
+        self.calls += 1
+        return await asyncio.Event().wait()
 
 
 class Answers:

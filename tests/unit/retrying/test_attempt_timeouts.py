@@ -14,7 +14,7 @@ import reefknot as rk
 from reefknot import clock
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.timeouts import Timeout
-from tests.unit.retrying.flaky import AsyncFlaky, Flaky
+from tests.unit.retrying.flaky import AsyncAlways, AsyncFlaky, AsyncHanging, Flaky
 
 
 def always(error: Exception) -> bool:
@@ -41,17 +41,10 @@ async def test_a_deadline_ends_an_attempt_that_is_running_and_tells_the_failure_
 
 @pytest.mark.parametrize("on", [None, TimeoutError, always])
 async def test_a_deadline_that_passed_gets_no_further_attempt_whatever_is_worth_it(on: Any) -> None:
-    calls = 0
-
-    @rk.retry(on=on, deadline=2, base_delay=0, max_delay=0, attempts=10)
-    async def fetch() -> None:
-        nonlocal calls
-        calls += 1
-        await asyncio.sleep(60)
-
+    fn = AsyncHanging()
     with pytest.raises(rk.DeadlineExceededError) as raised:
-        await fetch()
-    assert calls == 1
+        await rk.retry(on=on, deadline=2, base_delay=0, max_delay=0, attempts=10)(fn)()
+    assert fn.calls == 1
     assert "would not fit into the deadline" in raised.value.__notes__[-1]
 
 
@@ -86,42 +79,25 @@ async def test_an_await_that_never_suspends_arms_no_timer(monkeypatch: pytest.Mo
     assert len(armed) == 1
 
 
-@pytest.mark.parametrize("waiting", [True, False])
-async def test_wait_for_ends_a_retry_that_is_waiting_and_an_attempt_that_is_running(waiting: bool) -> None:
-    calls = 0
-
-    @rk.retry(on=always, attempts=9, deadline=1000, base_delay=100, max_delay=100, jitter="none")
-    async def fetch() -> None:
-        nonlocal calls
-        calls += 1
-        if waiting:
-            raise ConnectionError
-        await hang()
-
+@pytest.mark.parametrize("kind", [AsyncAlways, AsyncHanging])
+async def test_wait_for_ends_a_retry_that_is_waiting_and_an_attempt_that_is_running(kind: type[AsyncFlaky]) -> None:
+    fn, retrier = kind(), rk.Retrier(on=always, attempts=9, deadline=1000, wait=[100], max_delay=100)
     with pytest.raises(TimeoutError) as raised:
-        await asyncio.wait_for(fetch(), 3)
+        await asyncio.wait_for(retrier.acall(fn), 3)
     assert not isinstance(raised.value, rk.ReefknotError)
-
-    assert (clock.now(), calls) == (3, 1)
+    assert (clock.now(), fn.calls) == (3, 1)
 
 
 @pytest.mark.parametrize("outer_first", [True, False])
 async def test_when_our_limit_and_an_outer_cancellation_meet_the_outer_one_wins(outer_first: bool) -> None:
-    calls = 0
-
-    @rk.retry(on=always, attempt_timeout=5, attempts=4)
-    async def fetch() -> None:
-        nonlocal calls
-        calls += 1
-        await hang()
-
-    task = asyncio.ensure_future(fetch())
+    fn = AsyncHanging()
+    task = asyncio.ensure_future(rk.retry(on=always, attempt_timeout=5, attempts=4)(fn)())
     for _ in range(0 if outer_first else 2):
         await asyncio.sleep(0)
     asyncio.get_running_loop().call_at(5.0, task.cancel)
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (task.cancelled(), calls) == (True, 1)
+    assert (task.cancelled(), fn.calls) == (True, 1)
 
 
 async def test_an_outer_time_limit_at_the_same_moment_is_the_outer_ones() -> None:

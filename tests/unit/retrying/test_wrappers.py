@@ -105,21 +105,19 @@ def test_a_wait_that_would_reach_the_deadline_is_refused_before_sleeping(
 
 
 def test_a_plain_function_is_never_interrupted_nor_tried_again_past_its_deadline(virtual_time: VirtualClock) -> None:
-    calls = 0
+    for fn in (Flaky(value="late, but here"), Always()):
 
-    @rk.retry(deadline=5, base_delay=0, max_delay=0)
-    def slow(error: Exception | None = None) -> str:
-        nonlocal calls
-        calls += 1
-        virtual_time.advance(60)
-        if error is not None:
-            raise error
-        return "late, but here"
+        @rk.retry(deadline=5, base_delay=0, max_delay=0)
+        def slow(fn: Flaky = fn) -> object:
+            virtual_time.advance(60)
+            return fn()
 
-    assert slow() == "late, but here"
-    with pytest.raises(ConnectionError, match="late"):
-        slow(ConnectionError("late"))
-    assert calls == 2
+        if isinstance(fn, Always):
+            with pytest.raises(ConnectionError, match="call 1"):
+                slow()
+        else:
+            assert slow() == "late, but here"
+        assert fn.calls == 1
 
 
 def test_an_attempt_timeout_on_a_plain_function_is_refused_at_decoration() -> None:
@@ -131,17 +129,9 @@ def test_an_attempt_timeout_on_a_plain_function_is_refused_at_decoration() -> No
 
 
 def test_arguments_reach_every_attempt(no_wait: VirtualClock) -> None:
-    seen: list[tuple[int, str]] = []
-
-    @rk.retry
-    def fetch(number: int, *, word: str) -> str:
-        seen.append((number, word))
-        if len(seen) < 3:
-            raise ConnectionError
-        return word
-
-    assert fetch(7, word="x") == "x"
-    assert seen == [(7, "x")] * 3
+    fn = Flaky(ConnectionError, ConnectionError)
+    assert rk.retry(fn)(7, word="x") == "ok"
+    assert fn.given == [((7,), {"word": "x"})] * 3
 
 
 def test_a_throttle_that_is_empty_ends_retries(virtual_time: VirtualClock) -> None:
