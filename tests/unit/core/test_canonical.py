@@ -154,9 +154,9 @@ def test_a_result_is_one_text_and_comes_back_as_its_type(value: object, text: st
     assert json_value({1: {"b", "a"}}) == {"1": ["a", "b"]}
 
 
-@for_each_row("value", [object(), LOOP, {"inside": [lambda: None]}])
-def test_a_result_that_json_cannot_hold_is_refused_by_name(value: object) -> None:
-    with pytest.raises(NotJsonError, match=r"^the result is not JSON: .") as refused:
+@for_each_row(("value", "says"), [(object(), ".*object"), (LOOP, "."), ({"inside": [lambda: None]}, ".*function")])
+def test_a_result_that_json_cannot_hold_is_refused_by_name(value: object, says: str) -> None:
+    with pytest.raises(NotJsonError, match=f"^the result is not JSON: {says}") as refused:
         result_to_json(value)
     assert refused.value.path == "the result"
     with pytest.raises(NotJsonError, match=r"^the answer is not JSON: ."):
