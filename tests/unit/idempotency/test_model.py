@@ -124,13 +124,11 @@ def test_a_guarded_key_is_not_taken_over_and_its_slow_owner_may_still_tell_the_o
     assert ended(Done("1"), answer.record).state is KeyState.DONE
 
 
-def test_the_owner_asking_again_gets_the_same_record_and_an_ended_key_is_a_hit() -> None:
+def test_the_owner_asking_again_gets_the_same_record_an_ended_key_is_a_hit_and_a_released_one_claimed() -> None:
     assert ask(held(), owner="me") == Claimed(held())
     for record in (ended(Done("1")), ended(Failed("2"))):
         assert ask(record) == Hit(record)
 
-
-def test_a_released_key_is_claimed_and_remembers_since_when_it_is_known() -> None:
     answer = ask(ended(Released()), now=Moment(2_000, 51_000))
     assert isinstance(answer, Claimed)
     assert not answer.taken_over

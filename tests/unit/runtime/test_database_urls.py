@@ -112,15 +112,14 @@ def test_a_url_that_names_no_file_is_refused_everywhere(url: str, reason: str, r
     assert [one.name for one in rk_commands.folder.iterdir()] == ["reefknot.yaml"], "nothing was made"
 
 
-def test_the_same_slashes_name_a_store_that_is_audited(rk_commands: Commands) -> None:
+def test_the_same_slashes_name_a_store_that_is_audited_and_a_path_that_was_resolved_stays_the_same(
+    rk_commands: Commands, tmp_path: Path
+) -> None:
     assert rk_commands("submit", "--type", "own.step", "--engine", "sqlite:///a.db").code == 0
     for url in ("sqlite:a.db", "sqlite:///a.db", f"sqlite:///{rk_commands.folder}/a.db"):
         assert rk_commands("audit", "verify", url).code == 0, url
 
-
-def test_a_path_that_was_resolved_stays_the_same_when_it_is_read_again(tmp_path: Path) -> None:
-    """Paths are handed on as URLs inside: one may begin with two slashes, which must not become a host."""
+    # paths are handed on as URLs inside: one may begin with two slashes, which must not become a host
     path = sqlite_path(f"sqlite:////{tmp_path}/a.db")
-
     assert path == os.path.normpath(path)
     assert sqlite_path(f"sqlite:{path}") == path

@@ -32,18 +32,14 @@ def test_a_repeated_error_has_a_line_at_once_then_one_a_minute_with_a_count(capl
     ]
 
 
-def test_printable_text_is_one_line_of_bounded_length() -> None:
+def test_text_errors_and_seconds_are_shown_in_one_line_of_bounded_length() -> None:
     shown = {"x" * 10: "x" * 10, "x" * 11: "x" * 9 + "…", "a\nb\x1b": r"a\nb\x1b"}
     assert {text: printable(text, most=10) for text in shown} == shown
 
-
-def test_an_error_is_shown_as_class_and_message() -> None:
     assert error_text(TimeoutError()) == "TimeoutError: it took too long"
     assert error_text(OSError()) == "OSError"
     assert error_text(OSError("disk\nfull")) == r"OSError: disk\nfull"
     assert len(error_text(OSError("x" * 10_000))) == 300
 
-
-def test_seconds_are_shown_to_the_millisecond() -> None:
-    shown = {0.0: "0", 0.5: "0.5", 0.07149: "0.071", 30.0: "30", 1e9: "1000000000"}
-    assert {value: seconds(value) for value in shown} == shown
+    durations = {0.0: "0", 0.5: "0.5", 0.07149: "0.071", 30.0: "30", 1e9: "1000000000"}
+    assert {value: seconds(value) for value in durations} == durations

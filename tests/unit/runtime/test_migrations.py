@@ -92,14 +92,12 @@ def test_a_disk_that_fills_up_while_the_copy_is_made_leaves_no_half_of_it(
     opened(file, FIRST).close()
 
 
-def test_a_migration_that_fails_leaves_the_file_as_it_was(file: Path) -> None:
+def test_a_migration_that_fails_leaves_the_file_as_it_was_and_only_known_versions_are_read(file: Path) -> None:
     with pytest.raises(apsw.SQLError):
         opened(file, FIRST, "CREATE TABLE nonsense (")
     opened(file, FIRST).close()
     assert values(file) == ["kept"]
 
-
-def test_only_versions_that_reads_know_are_read(file: Path) -> None:
     require_readable(1, str(file), readable_from=1, newest=2, may_write=True)
     with pytest.raises(StoreVersionError, match="reefknot store migrate"):
         require_readable(1, str(file), readable_from=2, newest=2, may_write=True)

@@ -18,11 +18,13 @@ def test_an_unknown_and_a_missing_input_are_named_with_what_is_accepted() -> Non
     assert refused.value.code is ErrorCode.missing_required_field
 
 
-def test_a_refusal_is_a_result_with_its_facts() -> None:
+def test_a_refusal_is_a_result_with_its_facts_and_bytes_go_out_as_base64() -> None:
     result = Refusal(ErrorCode.permission_denied, "no", errno=13).result
-
     said = (result.status, result.error_code, result.error_message, result.metadata)
     assert said == (StepStatus.ERROR, ErrorCode.permission_denied, "no", {"errno": 13})
+
+    assert text_or_base64("é".encode(), text="body", base64="raw") == {"body": "é"}
+    assert text_or_base64(b"\xff", text="body", base64="raw") == {"raw": "/w=="}
 
 
 @pytest.mark.parametrize("value", [0, 1, "true", []])
@@ -46,8 +48,3 @@ def test_the_time_limit_is_the_shorter_of_two_and_a_number_above_nothing(value: 
         assert Inputs(given).seconds(10.0) == seconds
     with pytest.raises(Refusal, match="timeout_ms"):
         Inputs({"timeout_ms": value}).seconds(10.0)
-
-
-def test_text_goes_out_as_text_and_bytes_as_base64() -> None:
-    assert text_or_base64("é".encode(), text="body", base64="raw") == {"body": "é"}
-    assert text_or_base64(b"\xff", text="body", base64="raw") == {"raw": "/w=="}

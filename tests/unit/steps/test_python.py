@@ -44,7 +44,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> BlockRegistry:
     return fresh
 
 
-def test_an_async_function_becomes_a_block_and_stays_a_function(own_registry: BlockRegistry) -> None:
+def test_an_async_function_becomes_a_block_and_a_plain_one_runs_in_another_thread(own_registry: BlockRegistry) -> None:
     @block("invoice.render")
     async def render(inputs: Mapping[str, Any], context: BlockContext) -> dict[str, Any]:
         return {"page": inputs["id"], "key": context.idempotency_key}
@@ -55,8 +55,6 @@ def test_an_async_function_becomes_a_block_and_stays_a_function(own_registry: Bl
     assert made.destination({}) == "invoice.render"
     assert asyncio.run(render({"id": 8}, CONTEXT)) == {"page": 8, "key": "a/0"}
 
-
-def test_a_plain_function_runs_in_another_thread(own_registry: BlockRegistry) -> None:
     @block("slow.sum", destination="calculator")
     def total(inputs: Mapping[str, Any], context: BlockContext) -> dict[str, Any]:
         return {"thread": threading.get_ident()}
@@ -213,22 +211,18 @@ def entry(name: str, attribute: str) -> EntryPoint:
     return EntryPoint(name, f"{__name__}:{attribute}", python.GROUP)
 
 
-def test_entry_points_bring_functions_blocks_and_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_points_bring_functions_blocks_and_classes_and_every_broken_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, sys.modules[Own.__module__]))
-
     brought = load_entry_points([entry("math.double", "double"), entry("a", "READY"), entry("b", "Own")])
-
     assert load_entry_points() == {}, "none without installed packages"
-
     assert sorted(brought) == ["math.double", "own.type"]
     assert run(brought["math.double"], n=4).outputs == {"n": 8}
     assert run(brought["own.type"]).outputs == {"own": True}
 
-
-def test_every_broken_entry_point_is_named() -> None:
     with pytest.raises(ConfigurationError) as wrong:
         load_entry_points([entry("a.b", "nothing"), EntryPoint("c.d", "no_such_module:x", python.GROUP)])
-
     assert [str(one).partition(" = ")[0] for one in wrong.value.problems] == ["entry point a.b", "entry point c.d"]
 
 

@@ -107,11 +107,16 @@ def all_layers() -> Book:
 BENEATH_THE_OVERRIDE = [(13, Layer.TARGET), (12, Layer.CATEGORY), (11, Layer.GLOBAL), (4, Layer.BUILTIN)]
 
 
-def test_the_nearer_layer_wins_and_knows_whom_it_overrode() -> None:
+def test_the_nearer_layer_wins_knows_whom_it_overrode_and_is_heard_nowhere_else() -> None:
     settled = all_layers().resolve("block:http", HTTP_429, request=Request(retries=14)).provenance["max_attempts"]
-
     assert (settled.value, settled.layer) == (15, Layer.REQUEST)
     assert [(one.value, one.layer) for one in settled.overrode] == [(14, Layer.OVERRIDE), *BENEATH_THE_OVERRIDE]
+
+    assert all_layers().resolve("block:fs", HTTP_429).provenance["max_attempts"].layer is Layer.CATEGORY
+    for target in ("connector:imap_mailbox", "operation:kv.get"):
+        policy = all_layers().resolve(target, TIMEOUT)
+        assert {field.layer for field in policy.provenance.values()} == {Layer.BUILTIN}
+        assert policy.retryable
 
 
 @for_each_row(
@@ -134,14 +139,6 @@ def test_a_field_comes_from_the_nearest_layer_that_speaks_of_it(
 
     assert getattr(policy, field) == value
     assert policy.provenance[field].layer is layer
-
-
-def test_what_is_said_of_a_block_or_of_all_of_them_is_heard_nowhere_else() -> None:
-    assert all_layers().resolve("block:fs", HTTP_429).provenance["max_attempts"].layer is Layer.CATEGORY
-    for target in ("connector:imap_mailbox", "operation:kv.get"):
-        policy = all_layers().resolve(target, TIMEOUT)
-        assert {field.layer for field in policy.provenance.values()} == {Layer.BUILTIN}
-        assert policy.retryable
 
 
 def test_a_step_hears_its_family_and_then_its_own_name_and_only_blocks_have_families() -> None:
@@ -229,21 +226,17 @@ def rules(hundreds: Mapping[int, bool] = {}, statuses: Mapping[int, bool] = {}) 
     )
 
 
-def test_a_code_of_a_category_can_be_made_worth_another_try() -> None:
+def test_a_flag_of_a_category_makes_a_code_worth_another_try_or_vetoes_it_unless_an_override_lifts_it() -> None:
     book = book_of(categories={ErrorCategory.EXECUTION: flags(execution_failed=True)})
-
     policy = book.resolve("block:http", of_type(FailureType.UNKNOWN, ErrorCode.execution_failed))
     assert policy.retryable
     assert policy.provenance["retryable"].layer is Layer.CATEGORY
     assert not book.resolve("block:http", of_type(FailureType.UNKNOWN, ErrorCode.quota_exceeded)).retryable
 
-
-def test_the_flag_of_a_category_vetoes_more_attempts_and_an_override_lifts_it_for_its_own_failure() -> None:
     never = {ErrorCategory.NETWORK: flags(connection_timeout=False)}
     book = book_of(categories=never, targets={"block:http": entry(max_attempts=9)})
     policy = book.resolve("block:http", TIMEOUT, request=Request(retries=50))
     assert (policy.max_attempts, policy.retryable) == (51, False)
-
     book = book_of(targets={"block:http": entry({ErrorCode.permission_denied: over(retryable=True)})})
     assert [book.resolve(target, DENIED).retryable for target in ("block:http", "block:fs")] == [True, False]
 

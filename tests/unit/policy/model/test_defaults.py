@@ -209,16 +209,13 @@ def test_the_book_without_a_file_has_no_sources_and_shows_its_hash_and_not_its_l
 # ---- the baseline ---------------------------------------------------------------------------------------------------
 
 
-def test_the_baseline_waits_100_200_300_ms_and_knows_no_chance_and_no_cap_of_its_own() -> None:
+def test_the_baseline_waits_100_200_300_ms_without_cap_or_budget_and_takes_what_its_caller_says() -> None:
     for draw in (0.0, 0.5, 0.99):
         assert [delay_before(k, baseline(), draw=draw) for k in range(4)] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert baseline(1000).max_delay == LONGEST_WAIT
     assert delay_before(999, baseline(1000), draw=0.0) == pytest.approx(100.0)
 
-
-def test_the_baseline_takes_the_count_the_timeout_and_the_veto_of_its_caller_and_has_no_budget() -> None:
     policy, asked = baseline(), baseline(0, timeout=2.5, retryable=False)
-
     assert (policy.max_attempts, policy.time_budget, policy.attempt_timeout) == (4, INF, 30.0)
     assert (policy.strategy, policy.jitter, policy.retryable) == ("linear_backoff", "none", True)
     assert (asked.max_attempts, asked.attempt_timeout, asked.retryable) == (1, 2.5, False)
