@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pydoc
 import re
 from typing import Any
@@ -41,29 +40,6 @@ def test_a_bad_option_is_an_error_at_decoration_that_names_it(option: str, value
             use(**options)
         assert raised.value.parameter == option
         assert raised.value.accepted
-
-
-def test_async_hooks_are_refused_where_nobody_awaits_them() -> None:
-    async def hook(event: rk.RetryEvent) -> None: ...
-
-    class Hook:
-        async def __call__(self, event: rk.RetryEvent) -> None: ...
-
-    async def in_an_async_loop(retrier: rk.Retrier) -> None:
-        async for _ in retrier.attempts():
-            break
-
-    for each in (hook, Hook()):
-        retrier = rk.Retrier(on_give_up=each)
-        for use in (
-            rk.retry(on_give_up=each),
-            retrier.call,
-            retrier.run,
-            lambda fn, retrier=retrier: next(iter(retrier.attempts())),
-            lambda fn, retrier=retrier: asyncio.run(in_an_async_loop(retrier)),
-        ):
-            with pytest.raises(rk.ParameterTypeError, match=r"^on_give_up=.* a plain function here"):
-                use(Flaky())
 
 
 @pytest.mark.parametrize(

@@ -157,9 +157,10 @@ async def in_an_async_loop(retrier: rk.Retrier[Any]) -> None:
         break
 
 
-def test_an_async_predicate_is_refused_where_a_plain_function_is_decorated() -> None:
-    for option, predicate in {"on": is_connection_error, "on_result": is_bad}.items():
-        options: Any = {option: predicate}
+def test_an_async_predicate_or_hook_is_refused_where_a_plain_function_is_decorated() -> None:
+    hooks = [("on_give_up", is_bad), ("on_give_up", AsyncFlaky())]
+    for option, function in (("on", is_connection_error), ("on_result", is_bad), *hooks):
+        options: Any = {option: function}
         retrier: Any = rk.Retrier(**options)
         for use in (
             rk.retry(**options),
@@ -168,7 +169,7 @@ def test_an_async_predicate_is_refused_where_a_plain_function_is_decorated() -> 
             lambda _, retrier=retrier: next(iter(retrier.attempts())),
             lambda _, retrier=retrier: asyncio.run(in_an_async_loop(retrier)),
         ):
-            with pytest.raises(rk.ParameterTypeError, match=f"^{option}=<function is_.*a plain function here"):
+            with pytest.raises(rk.ParameterTypeError, match=f"^{option}=<.*a plain function here"):
                 use(Flaky())
     with pytest.raises(rk.ParameterTypeError, match=r"^on=.*a breaker awaits no predicate"):
         rk.CircuitBreaker("x", on=is_connection_error)
