@@ -1,9 +1,12 @@
-"""Functions that fail a set number of times, and count their calls."""
+"""Functions that fail a set number of times, and count their calls; and the ways to retry them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import reefknot as rk
 
 
 class Flaky:
@@ -74,3 +77,23 @@ class AsyncAnswers(Answers):
 
     async def __call__(self) -> object:
         return super().__call__()
+
+
+def ways(**options: Any) -> Iterator[Callable[[Any], Any]]:
+    """Every way to call a plain function under these options."""
+    yield lambda fn: rk.retry(**options)(fn)()
+    yield lambda fn: rk.Retrier(**options).call(fn)
+    yield lambda fn: rk.Retrier(**options).run(fn).unwrap()
+    yield lambda fn: rk.retry(in_thread=True, **options)(fn)()
+    yield lambda fn: rk.retry(throttle=True, **options)(fn)()
+    yield lambda fn: rk.retry(deadline=600, **options)(fn)()
+    yield lambda fn: rk.retry(fn).using(**options)()
+    yield lambda fn: rk.using(rk.retry(fn), **options)()
+    yield lambda fn: rk.retry(policy=rk.Retrier(**options))(fn)()
+
+
+def async_ways(**options: Any) -> Iterator[Callable[[Any], Any]]:
+    yield lambda fn: rk.retry(**options)(fn)()
+    yield lambda fn: rk.Retrier(**options).acall(fn)
+    yield lambda fn: rk.retry(deadline=600, **options)(fn)()
+    yield lambda fn: rk.retry(breaker=rk.CircuitBreaker("x"), **options)(fn)()

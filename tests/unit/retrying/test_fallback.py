@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import reefknot as rk
 from reefknot.runtime.clocks import VirtualClock
-from tests.unit.retrying.flaky import Always, Answers, AsyncAlways, AsyncAnswers, AsyncFlaky, Flaky
-
-
-def ways(**options: Any) -> Iterator[Callable[[Any], Any]]:
-    """Every way to call a plain function under these options."""
-    yield lambda fn: rk.retry(**options)(fn)()
-    yield lambda fn: rk.Retrier(**options).call(fn)
-    yield lambda fn: rk.Retrier(**options).run(fn).unwrap()
-    yield lambda fn: rk.retry(in_thread=True, **options)(fn)()
-    yield lambda fn: rk.retry(throttle=True, **options)(fn)()
-    yield lambda fn: rk.retry(deadline=600, **options)(fn)()
-    yield lambda fn: rk.retry(fn).using(**options)()
-    yield lambda fn: rk.using(rk.retry(fn), **options)()
-    yield lambda fn: rk.retry(policy=rk.Retrier(**options))(fn)()
-
-
-def async_ways(**options: Any) -> Iterator[Callable[[Any], Any]]:
-    yield lambda fn: rk.retry(**options)(fn)()
-    yield lambda fn: rk.Retrier(**options).acall(fn)
-    yield lambda fn: rk.retry(deadline=600, **options)(fn)()
-    yield lambda fn: rk.retry(breaker=rk.CircuitBreaker("x"), **options)(fn)()
+from tests.unit.retrying.flaky import Always, Answers, AsyncAlways, AsyncAnswers, AsyncFlaky, Flaky, async_ways, ways
 
 
 def reason_of(event: rk.RetryEvent) -> str:
