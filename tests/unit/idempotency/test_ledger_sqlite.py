@@ -321,7 +321,7 @@ def test_a_result_of_the_largest_size_is_kept_and_a_block_is_entered_once(conn: 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_a_key_with_another_fingerprint_is_refused_and_what_is_no_connection(conn: Any) -> None:
+def test_a_key_with_another_fingerprint_is_refused_with_both(conn: Any) -> None:
     book = ledger(conn)
     enter(book.once("a", fingerprint="f1"))
     with pytest.raises(KeyConflictError) as caught:
@@ -332,6 +332,8 @@ def test_a_key_with_another_fingerprint_is_refused_and_what_is_no_connection(con
         with same as claim:
             assert claim.done
 
+
+def test_what_is_no_connection_of_a_known_driver_is_refused() -> None:
     class Connection:
         """The name alone does not make one."""
 
@@ -435,7 +437,7 @@ def test_a_file_or_a_table_that_cannot_hold_a_ledger_is_named(
     assert not conn.in_transaction
 
 
-def test_a_closed_connection_raises_what_the_driver_raises_and_a_wait_leaves_a_busy_handler_in_place(path: str) -> None:
+def test_a_closed_connection_raises_what_the_driver_raises_and_leaves_no_trace(path: str) -> None:
     conn = sqlite3.connect(path)
     conn.close()
     for _ in range(2):  # the second time it is not "another task" either
@@ -443,6 +445,8 @@ def test_a_closed_connection_raises_what_the_driver_raises_and_a_wait_leaves_a_b
             enter(ledger(conn).once("a"))
         assert caught.value.__cause__ is not caught.value
 
+
+def test_a_busy_handler_of_the_callers_own_is_left_in_place(path: str) -> None:
     one, two = apsw.Connection(path), apsw.Connection(path)
     asked = []
 

@@ -222,12 +222,14 @@ def test_a_coroutine_object_is_refused_with_what_to_pass_and_without_complaints(
     gc.collect()
 
 
-def test_a_coroutine_that_is_refused_is_closed_and_nothing_else_is(no_wait: VirtualClock) -> None:
+def test_only_a_coroutine_is_closed_when_it_is_refused() -> None:
     with socket.socket() as open_one:
         with pytest.raises(rk.ParameterTypeError):
             rk.retry(open_one)  # type: ignore[call-overload]  # that is the test
         assert open_one.fileno() != -1
 
+
+def test_a_policy_or_a_retrier_can_be_given(no_wait: VirtualClock) -> None:
     for policy in (rk.RetryPolicy(2), rk.Retrier(rk.RetryPolicy(2)), rk.Retrier(attempts=2)):
         fn = Always()
         with pytest.raises(ConnectionError):

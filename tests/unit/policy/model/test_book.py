@@ -507,7 +507,7 @@ def test_what_a_caller_replaces_was_said_by_the_caller_and_is_checked_like_any()
         book_of().resolve("block:http").replace(base_delay=31)
 
 
-def test_tables_show_every_field_but_three_and_layers_rank_from_the_built_in_to_the_request() -> None:
+def test_tables_show_every_field_but_three_in_their_order_and_layers_have_a_rank() -> None:
     hidden = {"whole_seconds", "retryable_exceptions", "non_retryable_exceptions"}
     assert hidden < set(FIELDS)
     assert list(SHOWN_FIELDS) == [field for field in FIELDS if field not in hidden]
@@ -515,6 +515,8 @@ def test_tables_show_every_field_but_three_and_layers_rank_from_the_built_in_to_
     ranked = " ".join(layer.value for layer in sorted(Layer, key=lambda layer: layer.rank))
     assert ranked == "builtin global category step target override source request"
 
+
+def test_two_policies_of_the_same_values_are_equal_wherever_they_came_from() -> None:
     assert book_of().resolve("block:a") == book_of().resolve("block:b")
     assert isinstance(book_of().resolve("block:a"), RetryPolicy)
     assert ResolvedPolicy.__mro__[1] is RetryPolicy
