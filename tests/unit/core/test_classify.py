@@ -182,21 +182,12 @@ def test_the_default_table_of_codes_in_which_a_status_speaks_for_http_errors_alo
 
 
 TYPES_OF_CODES = {
-    "none": UNKNOWN,
-    "invalid_input": PERMANENT,
-    "missing_required_field": PERMANENT,
-    "invalid_format": PERMANENT,
-    "execution_failed": UNKNOWN,
-    "resource_unavailable": TRANSIENT,
-    "permission_denied": PERMANENT,
-    "quota_exceeded": LIMITED,
-    "network_error": TRANSIENT,
-    "connection_timeout": TRANSIENT,
-    "http_error": TRANSIENT,
-    "internal_error": UNKNOWN,
+    **dict.fromkeys(("none", "execution_failed", "internal_error"), UNKNOWN),
+    **dict.fromkeys(("invalid_input", "missing_required_field", "invalid_format", "permission_denied"), PERMANENT),
+    **dict.fromkeys(("cancelled_by_user", "cancelled_by_timeout"), PERMANENT),
+    **dict.fromkeys(("resource_unavailable", "network_error", "connection_timeout", "http_error"), TRANSIENT),
     "system_overload": TRANSIENT,
-    "cancelled_by_user": PERMANENT,
-    "cancelled_by_timeout": PERMANENT,
+    "quota_exceeded": LIMITED,
 }
 
 

@@ -17,12 +17,7 @@ from reefknot.steps.sql_rows import Rows, SqlSettings, plain
 @pytest.mark.parametrize(
     ("value", "out"),
     [
-        (None, None),
-        (True, True),
-        (2**62, 2**62),
-        (1.5, 1.5),
-        (float("inf"), "inf"),
-        (b"\xff", "/w=="),
+        *((None, None), (True, True), (2**62, 2**62), (1.5, 1.5), (float("inf"), "inf"), (b"\xff", "/w==")),
         (Decimal("1.10"), "1.10"),
         (datetime(2026, 1, 2, 3, 4, tzinfo=UTC), "2026-01-02T03:04:00+00:00"),
         (date(2026, 1, 2), "2026-01-02"),
