@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from reefknot.core.failure import FailureType
 from reefknot.core.policy import RetryStrategy
-from reefknot.errors import ConfigurationError
 from reefknot.policy.book import PolicyBook
 from reefknot.policy.model.defaults import JobType
 from reefknot.policy.registry import ConnectorPolicy, RetryBudget, RetryPolicyRegistry
@@ -200,11 +199,3 @@ def test_a_missing_file_means_defaults_and_a_warning_and_no_file_no_word(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage() == f"{tmp_path / 'gone.yaml'} does not exist; connectors keep their built-in policies"
-
-
-def test_a_wrong_file_is_refused_whole(tmp_path: Path) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text("retry_policies:\n  local_files: {max_attempts: 2}\n  imap_mailbox: {max_attempts: 99}\n")
-
-    with pytest.raises(ConfigurationError, match=r"r\.yaml:3:18: .*accepted: from 1 to 10"):
-        RetryPolicyRegistry(path)
