@@ -50,3 +50,15 @@ def within(seconds: float, do: Callable[[], T]) -> T:
         if shortest < limit:
             return given
     raise AssertionError(f"it took {shortest:.2f} s at its best of three, and may take {limit:.2f} s")
+
+
+def fastest(call: Callable[[], object], times: int = 8, limit: float = 0.010) -> float:
+    """The best of several, by the time this thread was at work: the machine may be busy, the code may not be slow."""
+    best = inf
+    for _ in range(times):
+        began = time.thread_time()
+        call()
+        best = min(best, time.thread_time() - began)
+        if best < limit:
+            break
+    return best

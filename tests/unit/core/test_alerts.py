@@ -28,46 +28,38 @@ def judged(rule: AlertThresholds, *looks: tuple[float, float | None]) -> list[bo
     return seen
 
 
-def test_a_value_beyond_the_threshold_raises_the_alert_after_its_time() -> None:
-    assert judged(ABOVE, (0, 11), (10, 11), (29, 11), (30, 11)) == [False, False, False, True]
+FLUTTERING = [(40.0 + at, 6.0 + at % 2 * 6) for at in range(10)]
 
 
-def test_a_value_that_came_back_in_between_begins_anew() -> None:
-    assert judged(ABOVE, (0, 11), (20, 10), (31, 11), (60, 11), (61, 11)) == [False, False, False, False, True]
+@pytest.mark.parametrize(
+    ("rule", "looks", "seen"),
+    [
+        (ABOVE, [(0, 11), (10, 11), (29, 11), (30, 11)], [False, False, False, True]),
+        (ABOVE, [(0, 11), (20, 10), (31, 11), (60, 11), (61, 11)], [False, False, False, False, True]),
+        (ABOVE, [(0, 10), (100, 10)], [False, False]),
+        (ABOVE, [(0, 11), (30, 11), *FLUTTERING, (60, 5), (70, 6)], [False, *[True] * 11, False, False]),
+        (BELOW, [(0, 0.9), (1, 0.89), (2, 0.94), (3, 0.95)], [False, True, True, False]),
+        (ABOVE, [(0, 11), (10, None), (30, 11), (40, None), (50, 5)], [False, False, True, True, False]),
+        (ABOVE, [(1000, 11), (500, 11), (529, 11), (530, 11)], [False, False, False, True]),
+    ],
+    ids=[
+        *("beyond the threshold for its time", "a value that came back begins anew", "at the threshold is not beyond"),
+        *("between the limits nothing changes", "a rule that wants more is raised below"),
+        *("what cannot be measured changes nothing", "a clock that went back neither raises early nor waits for ever"),
+    ],
+)
+def test_an_alert_is_raised_beyond_the_threshold_for_its_time_and_resolved_within_clear(
+    rule: AlertThresholds, looks: list[tuple[float, float | None]], seen: list[bool]
+) -> None:
+    assert judged(rule, *looks) == seen
 
 
-def test_a_value_at_the_threshold_is_not_beyond_it() -> None:
-    assert judged(ABOVE, (0, 10), (100, 10)) == [False, False]
-
-
-def test_between_the_two_limits_nothing_changes() -> None:
-    """A value that flutters around the threshold is told once."""
-    looks = [(0.0, 11.0), (30.0, 11.0), *((40.0 + at, 6.0 + at % 2 * 6) for at in range(10)), (60.0, 5.0), (70.0, 6.0)]
-
-    assert judged(ABOVE, *looks) == [False, *[True] * 11, False, False]
-
-
-def test_a_rule_that_wants_more_is_raised_below_and_resolved_above() -> None:
-    assert judged(BELOW, (0, 0.9), (1, 0.89), (2, 0.94), (3, 0.95)) == [False, True, True, False]
-
-
-def test_a_value_that_cannot_be_measured_changes_nothing() -> None:
-    assert judged(ABOVE, (0, 11), (10, None), (30, 11), (40, None), (50, 5)) == [False, False, True, True, False]
-
-
-def test_a_clock_that_went_back_neither_raises_early_nor_waits_for_ever() -> None:
-    assert judged(ABOVE, (1000, 11), (500, 11), (529, 11), (530, 11)) == [False, False, False, True]
-
-
-def test_a_look_that_changes_nothing_returns_the_same_state() -> None:
+def test_a_look_that_changes_nothing_returns_the_same_state_and_the_text_has_value_and_threshold() -> None:
     quiet, waiting = AlertState(), AlertState(beyond_since=5.0)
-
     assert next_state(ABOVE, quiet, 3, 10) is quiet
     assert next_state(ABOVE, waiting, 11, 10) is waiting
     assert next_state(ABOVE, waiting, 3, 10) == quiet
 
-
-def test_the_text_has_the_value_and_the_threshold_with_their_unit() -> None:
     assert ABOVE.text(12345.6) == "retries: 12346 a minute (above 10 a minute)"
     assert BELOW.text(0.51234) == "share: 0.512 (below 0.9)"
 
@@ -104,15 +96,12 @@ def test_configured_limits_replace_the_built_in_ones(
     assert not clear_is_beyond(changed)
 
 
-def test_a_clear_on_the_wrong_side_is_found() -> None:
+def test_a_clear_on_the_wrong_side_is_found_and_a_whole_share_resolves_an_alert() -> None:
     assert clear_is_beyond(with_limits(ABOVE, AlertLimits(clear=11)))
     assert clear_is_beyond(with_limits(BELOW, AlertLimits(clear=0.8)))
 
-
-def test_a_share_that_is_whole_resolves_an_alert_whatever_the_threshold_is() -> None:
-    """Of a threshold of 0.99, `clear` would be 1.045, which no share ever is."""
+    # of a threshold of 0.99, `clear` would be 1.045, which no share ever is
     rule = with_limits(RULES["success_rate"], AlertLimits(threshold=0.99, for_seconds=0))
-
     assert judged(rule, (0, 0.98), (10, 0.995), (20, 1.0)) == [True, True, False]
 
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from time import thread_time
 from typing import Any
 
 from hypothesis import given
@@ -24,6 +23,7 @@ from reefknot.core.classify import (
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import class_name
 from reefknot.core.redaction import LONGEST_TEXT
+from tests.pace import fastest
 from tests.rows import for_each_row
 
 TRANSIENT, LIMITED, PERMANENT, UNKNOWN = (
@@ -65,42 +65,18 @@ def test_words_may_be_joined_by_any_border(term: str, kind: FailureType) -> None
         assert type_in(f"got {joined}") is kind, joined
 
 
-@for_each_row(
-    ("message", "kind"),
-    [
-        ("rate limited", LIMITED),
-        ("RateLimitExceeded", LIMITED),
-        ("RATE_LIMIT_EXCEEDED", LIMITED),
-        ("secondary-rate-limit", LIMITED),
-        ("timeouts", TRANSIENT),
-        ("ReadTimeout", TRANSIENT),
-        ("read_timeout", TRANSIENT),
-        ("SOCKETTimeout", TRANSIENT),
-        ("NetworkError", TRANSIENT),
-        ("HTTPNetworkError", TRANSIENT),
-        ("ServiceUnavailableError", TRANSIENT),
-        ("temporary_failure", TRANSIENT),
-        ("networking", TRANSIENT),
-        ("HTTP 503", TRANSIENT),
-        ("HTTP/1.1 502 Bad Gateway", TRANSIENT),
-        ("(503)", TRANSIENT),
-        ("503, then silence", TRANSIENT),
-        ("It was a 503.", TRANSIENT),
-        ("error503x 503", TRANSIENT),
-        ("Error429Retry", UNKNOWN),
-        ("status=429", LIMITED),
-        ("code:429;", LIMITED),
-        ("429Retry later", LIMITED),
-        ("err-429", LIMITED),
-    ],
+RATE_LIMITS = ("rate limited", "RateLimitExceeded", "RATE_LIMIT_EXCEEDED", "secondary-rate-limit", "status=429")
+FALSE_STARTS = ("4291 and 429", "4294291 and 14291, 429", "429 and 4291", "4291, 429, 4291")
+PASSING = (
+    *("timeouts", "ReadTimeout", "read_timeout", "SOCKETTimeout", "NetworkError", "HTTPNetworkError", "networking"),
+    *("ServiceUnavailableError", "temporary_failure", "HTTP 503", "HTTP/1.1 502 Bad Gateway", "(503)"),
+    *("503, then silence", "It was a 503.", "error503x 503", "x" * (LONGEST_TEXT - 8) + " timeout"),
+    # a false start does not hide a true one
+    *("subnetwork of the network", "subnetwork, subnetwork, network", "network of subnetworks"),
+    "subnetwork, network, subnetwork",
 )
-def test_a_word_counts_where_a_word_begins(message: str, kind: FailureType) -> None:
-    assert type_in(message) is kind
-
-
-@for_each_row(
-    "message",
-    [
+NOTHING = (
+    *(
         "",
         " ",
         "report-4291.pdf",
@@ -111,61 +87,41 @@ def test_a_word_counts_where_a_word_begins(message: str, kind: FailureType) -> N
         "429.5 MB",
         "1,429 rows",
         "429,000 rows",
-        "x429",
-        "429th",
-        "503rd",
-        "1502",
-        "5020",
-        "subnetwork",
-        "subnetwork and subnetwork",
-        "nottimeout",
-        "Subnetwork",
-        "xnetwork",
-        "42 9",
-        "rate of change",
-        "limit rate",
-        "unrate limit",
-        "denied",
-        "ordinary words",
-        "é429",
-    ],
+    ),
+    *("x429", "429th", "503rd", "1502", "5020", "subnetwork", "subnetwork and subnetwork", "nottimeout", "Subnetwork"),
+    *("xnetwork", "42 9", "rate of change", "limit rate", "unrate limit", "denied", "ordinary words", "é429"),
+    # only the beginning of a text is read
+    *("Error429Retry", "x" * (LONGEST_TEXT - 7) + " timeout"),
 )
-def test_what_only_looks_like_a_word_or_number_says_nothing(message: str) -> None:
-    assert type_in(message) is UNKNOWN
-
-
-def test_a_false_start_does_not_hide_a_true_one() -> None:
-    assert type_in("subnetwork of the network") is TRANSIENT
-    assert type_in("subnetwork, subnetwork, network") is TRANSIENT
-    assert type_in("4291 and 429") is LIMITED
-    assert type_in("4294291 and 14291, 429") is LIMITED
-    assert type_in("429 and 4291") is LIMITED
-    assert type_in("4291, 429, 4291") is LIMITED
-    assert type_in("network of subnetworks") is TRANSIENT
-    assert type_in("subnetwork, network, subnetwork") is TRANSIENT
-
-
-def test_permanent_is_heard_before_rate_limited_before_transient() -> None:
-    assert type_in("timeout, too many requests, access denied") is PERMANENT
-    assert type_in("timeout, too many requests") is LIMITED
-
-
-def test_only_the_beginning_of_a_text_is_read() -> None:
-    assert type_in("x" * (LONGEST_TEXT - 8) + " timeout") is TRANSIENT
-    assert type_in("x" * (LONGEST_TEXT - 7) + " timeout") is UNKNOWN
 
 
 @for_each_row(
     ("message", "kind"),
     [
-        ("timeout", Kind(ErrorCode.network_error, TRANSIENT)),
-        ("rate limit", Kind(ErrorCode.resource_unavailable, LIMITED)),
-        ("not found", Kind(ErrorCode.execution_failed, PERMANENT)),
-        ("oops", Kind(ErrorCode.execution_failed, UNKNOWN)),
+        *((message, LIMITED) for message in (*RATE_LIMITS, "code:429;", "429Retry later", "err-429", *FALSE_STARTS)),
+        *((message, TRANSIENT) for message in PASSING),
+        *((message, UNKNOWN) for message in NOTHING),
+        # permanent is heard before rate limited before transient
+        ("timeout, too many requests, access denied", PERMANENT),
+        ("timeout, too many requests", LIMITED),
+        # a forbidden answer with the words of a rate limit is one in a text as well
+        ("403: rate limit exceeded for this token", LIMITED),
+        ("Forbidden, too many requests", LIMITED),
+        ("Forbidden", PERMANENT),
+        ("quota exceeded", LIMITED),
     ],
 )
-def test_words_also_give_a_code(message: str, kind: Kind) -> None:
-    assert kind_of_text(message) == kind
+def test_a_word_or_a_number_counts_where_it_begins_and_stands_alone(message: str, kind: FailureType) -> None:
+    assert type_in(message) is kind
+
+
+def test_words_also_give_a_code_and_below_400_nothing_failed() -> None:
+    assert kind_of_text("timeout") == Kind(ErrorCode.network_error, TRANSIENT)
+    assert kind_of_text("rate limit") == Kind(ErrorCode.resource_unavailable, LIMITED)
+    assert kind_of_text("not found") == Kind(ErrorCode.execution_failed, PERMANENT)
+    assert kind_of_text("oops") == Kind(ErrorCode.execution_failed, UNKNOWN)
+
+    assert {kind_of_status(status) for status in (None, 100, 200, 204, 301, 399)} == {None}
 
 
 # --- statuses -----------------------------------------------------------------------------------------------------
@@ -189,24 +145,15 @@ def test_words_also_give_a_code(message: str, kind: Kind) -> None:
         ("it took 500 ms, status 404", 404),
         ("status: 5031, status: 502", 502),
         ("status" + " " * 8 + ":" + " " * 8 + "503", 503),
-        ("503", None),
-        ("status 600", None),
-        ("status 99", None),
-        ("status 5031", None),
-        ("mystatus: 503", None),
-        ("status was 503", None),
-        ("HTTP/1.1", None),
-        ("status: ٥٠٣", None),
-        ("", None),
+        *((message, None) for message in ("503", "status 600", "status 99", "status 5031", "mystatus: 503", "")),
+        *((message, None) for message in ("status was 503", "HTTP/1.1", "status: ٥٠٣")),
+        # in the beginning only
+        ("." * (LONGEST_TEXT - 10) + "status 503", 503),
+        ("." * (LONGEST_TEXT - 9) + "status 503", None),
     ],
 )
 def test_a_status_is_read_where_the_text_calls_it_one(message: str, status: int | None) -> None:
     assert status_in(message) == status
-
-
-def test_a_status_is_looked_for_in_the_beginning_only() -> None:
-    assert status_in("." * (LONGEST_TEXT - 10) + "status 503") == 503
-    assert status_in("." * (LONGEST_TEXT - 9) + "status 503") is None
 
 
 RETRYABLE_STATUSES = {408, 429, *range(500, 600)}
@@ -222,43 +169,25 @@ def test_the_default_table_of_statuses(status: int) -> None:
     assert kind_of_status(status) == Kind(ErrorCode.http_error, expected)
 
 
-@for_each_row("status", [None, 100, 200, 204, 301, 399])
-def test_below_400_nothing_failed(status: int | None) -> None:
-    assert kind_of_status(status) is None
-
-
 # --- codes --------------------------------------------------------------------------------------------------------
 
 RETRYABLE_CODES = {"network_error", "connection_timeout", "http_error", "resource_unavailable", "system_overload"}
 
 
 @for_each_row("code", list(ErrorCode))
-def test_the_default_table_of_codes(code: ErrorCode) -> None:
+def test_the_default_table_of_codes_in_which_a_status_speaks_for_http_errors_alone(code: ErrorCode) -> None:
     assert retryable_code(code) is (code.name in RETRYABLE_CODES)
-
-
-def test_a_status_only_speaks_for_http_errors() -> None:
     assert retryable_code(ErrorCode.network_error, 404) is True
     assert retryable_code(ErrorCode.invalid_input, 503) is False
-    assert retryable_code(ErrorCode.http_error) is True
 
 
 TYPES_OF_CODES = {
-    "none": UNKNOWN,
-    "invalid_input": PERMANENT,
-    "missing_required_field": PERMANENT,
-    "invalid_format": PERMANENT,
-    "execution_failed": UNKNOWN,
-    "resource_unavailable": TRANSIENT,
-    "permission_denied": PERMANENT,
-    "quota_exceeded": LIMITED,
-    "network_error": TRANSIENT,
-    "connection_timeout": TRANSIENT,
-    "http_error": TRANSIENT,
-    "internal_error": UNKNOWN,
+    **dict.fromkeys(("none", "execution_failed", "internal_error"), UNKNOWN),
+    **dict.fromkeys(("invalid_input", "missing_required_field", "invalid_format", "permission_denied"), PERMANENT),
+    **dict.fromkeys(("cancelled_by_user", "cancelled_by_timeout"), PERMANENT),
+    **dict.fromkeys(("resource_unavailable", "network_error", "connection_timeout", "http_error"), TRANSIENT),
     "system_overload": TRANSIENT,
-    "cancelled_by_user": PERMANENT,
-    "cancelled_by_timeout": PERMANENT,
+    "quota_exceeded": LIMITED,
 }
 
 
@@ -267,11 +196,6 @@ def test_a_declared_code_implies_its_type(code: ErrorCode) -> None:
     failure = classify("whatever", code=code)
 
     assert (failure.code, failure.failure_type) == (code, TYPES_OF_CODES[code.name])
-
-
-def test_quota_exceeded_is_a_rate_limit_as_text_and_not_retried_as_a_code() -> None:
-    assert type_in("quota exceeded") is LIMITED
-    assert retryable_code(ErrorCode.quota_exceeded) is False
 
 
 # --- the order of evidence ----------------------------------------------------------------------------------------
@@ -335,7 +259,7 @@ def test_a_rate_limit_beats_permission(evidence: dict[str, Any], limited: bool) 
     assert failure.code is evidence.get("code", ErrorCode.http_error if "http_status" in evidence else failure.code)
 
 
-def test_a_declared_type_brings_a_code_of_its_own_when_none_is_given() -> None:
+def test_a_declared_type_brings_a_code_and_a_declared_http_error_asks_its_status() -> None:
     assert classify(failure_type=PERMANENT).code is ErrorCode.execution_failed
     assert classify(failure_type=UNKNOWN).code is ErrorCode.execution_failed
     assert classify(failure_type=TRANSIENT).code is ErrorCode.network_error
@@ -344,22 +268,22 @@ def test_a_declared_type_brings_a_code_of_its_own_when_none_is_given() -> None:
     assert classify(failure_type=PERMANENT, http_status=503).failure_type is PERMANENT
     assert classify(failure_type=PERMANENT, code=ErrorCode.system_overload).code is ErrorCode.system_overload
 
-
-def test_a_declared_http_error_asks_its_status() -> None:
     assert classify(code=ErrorCode.http_error, http_status=404).failure_type is PERMANENT
     assert classify(code=ErrorCode.http_error, http_status=500).failure_type is TRANSIENT
     assert classify(code=ErrorCode.http_error, http_status=200).failure_type is TRANSIENT
     assert classify(code=ErrorCode.internal_error, http_status=404).failure_type is UNKNOWN
 
 
-def test_all_evidence_is_kept_in_the_failure() -> None:
+def test_all_evidence_is_kept_and_the_first_known_class_in_the_mro_speaks() -> None:
     failure = classify("slow down", exceptions=TIMEOUT, http_status=403, retry_after=2.0)
-
     assert failure == Failure(ErrorCode.http_error, LIMITED, "slow down", 403, 2.0, TIMEOUT)
-
-
-def test_nothing_said_is_an_unknown_failure() -> None:
     assert classify() == Failure(ErrorCode.execution_failed, UNKNOWN)
+
+    assert kind_of_class(mro(ConnectionResetError)) == Kind(*NETWORK)
+    assert kind_of_class(("ssl.SSLCertVerificationError", "ssl.SSLError")) == Kind(*DENIED)
+    assert kind_of_class(("ssl.SSLError", "ssl.SSLCertVerificationError")) == Kind(*NETWORK)
+    assert kind_of_class(mro(ValueError)) is None
+    assert kind_of_class(()) is None
 
 
 # --- classes ------------------------------------------------------------------------------------------------------
@@ -393,22 +317,11 @@ DENIED = (ErrorCode.permission_denied, PERMANENT)
 )
 def test_a_class_is_known_by_name(name: str, kind: tuple[ErrorCode, FailureType]) -> None:
     assert kind_of_class((name,)) == Kind(*kind)
-
-
-def test_every_known_class_is_transient_or_permanent() -> None:
-    assert {kind.failure_type for kind in KNOWN_CLASSES.values()} == {TRANSIENT, PERMANENT}
+    assert {known.failure_type for known in KNOWN_CLASSES.values()} == {TRANSIENT, PERMANENT}
 
 
 def mro(cls: type[BaseException]) -> tuple[str, ...]:
     return tuple(class_name(c) for c in cls.__mro__)
-
-
-def test_the_first_known_class_in_the_mro_speaks() -> None:
-    assert kind_of_class(mro(ConnectionResetError)) == Kind(*NETWORK)
-    assert kind_of_class(("ssl.SSLCertVerificationError", "ssl.SSLError")) == Kind(*DENIED)
-    assert kind_of_class(("ssl.SSLError", "ssl.SSLCertVerificationError")) == Kind(*NETWORK)
-    assert kind_of_class(mro(ValueError)) is None
-    assert kind_of_class(()) is None
 
 
 # --- the library's own answer -------------------------------------------------------------------------------------
@@ -443,20 +356,8 @@ def test_without_a_rule_only_connections_time_outs_and_statuses_are_worth_a_retr
 
 TEN_MEGABYTES = 10_000_000
 HOSTILE = [
-    " ",
-    "status",
-    "status ",
-    "HTTP",
-    "HTTP/1.",
-    "aA",
-    "A",
-    "_-",
-    "subnetwork",
-    "4294",
-    "429429 ",
-    "xrate limi",
-    "\u0130",
-    "é\n",
+    *(" ", "status", "status ", "HTTP", "HTTP/1.", "aA", "A", "_-", "subnetwork", "4294", "429429 ", "xrate limi"),
+    *("\u0130", "é\n"),
 ]
 
 
@@ -478,18 +379,6 @@ def test_the_limit_notices_a_pattern_that_looks_back_at_every_step() -> None:
     assert fastest(lambda: slow.search("status" + " " * LONGEST_TEXT), times=1) > 0.010
 
 
-def fastest(call: Callable[[], object], times: int = 8) -> float:
-    """The best of several, by the time this thread was at work: the machine may be busy, the code may not be slow."""
-    best = 1.0
-    for _ in range(times):
-        began = thread_time()
-        call()
-        best = min(best, thread_time() - began)
-        if best < 0.010:
-            break
-    return best
-
-
 alphabet = st.sampled_from([*" _-\n.,", "4", "2", "9", "5", "0", "3", "A", "a", "é", *(term for term, _ in TERMS)])
 
 
@@ -500,9 +389,3 @@ def test_any_text_and_status_give_a_failure(text: str, status: int | None) -> No
     assert failure.failure_type in FailureType
     assert failure.message == text
     assert (failure.failure_type is LIMITED) >= (status == 429)
-
-
-def test_a_forbidden_answer_with_the_words_of_a_rate_limit_is_one_in_a_text_as_well() -> None:
-    assert type_in("403: rate limit exceeded for this token") is LIMITED
-    assert type_in("Forbidden, too many requests") is LIMITED
-    assert type_in("Forbidden") is PERMANENT

@@ -25,8 +25,11 @@ NUMBERS = {
 }
 
 
-def test_the_codes_have_the_numbers_of_the_wire_and_no_others() -> None:
+def test_the_codes_have_the_numbers_and_names_of_the_wire_and_no_others() -> None:
     assert {code.name: int(code) for code in ErrorCode} == NUMBERS
+
+    assert ErrorCode.connection_timeout.wire == "CONNECTION_TIMEOUT"
+    assert [kind.value for kind in FailureType] == ["transient", "rate_limited", "permanent", "unknown"]
 
 
 @for_each_row(
@@ -40,51 +43,38 @@ def test_the_thousands_of_a_code_are_its_category(thousands: int, category: str)
     assert {code.category for code in codes} == {ErrorCategory(category)}
 
 
-def test_a_code_travels_as_its_name_in_capitals() -> None:
-    assert ErrorCode.connection_timeout.wire == "CONNECTION_TIMEOUT"
-
-
-def test_the_failure_types_are_the_four_of_the_connectors() -> None:
-    assert [kind.value for kind in FailureType] == ["transient", "rate_limited", "permanent", "unknown"]
-
-
-def test_a_failure_knows_nothing_that_it_was_not_told() -> None:
+def test_a_failure_knows_nothing_that_it_was_not_told_and_does_not_change() -> None:
     failure = Failure(ErrorCode.network_error, FailureType.TRANSIENT)
-
     assert (failure.message, failure.http_status, failure.retry_after) == ("", None, None)
     assert failure.exceptions == ()
     assert failure.exhausted is False
     assert failure.exception == ""
     assert failure.category is ErrorCategory.NETWORK
 
-
-def test_a_failure_is_named_by_the_bare_name_of_its_most_specific_class() -> None:
-    names = ("httpx._exceptions.ReadTimeout", "httpx._exceptions.TimeoutException")
-    failure = Failure(ErrorCode.connection_timeout, FailureType.TRANSIENT, "too slow", exceptions=names)
-
-    assert failure.exception == "ReadTimeout"
-    assert str(failure) == "ReadTimeout: too slow"
-
-
-def test_a_class_without_a_module_is_named_as_it_is() -> None:
-    assert Failure(ErrorCode.none, FailureType.UNKNOWN, exceptions=("Oops",)).exception == "Oops"
-
-
-def test_without_a_class_the_code_is_the_name_and_without_a_message_the_name_stands_alone() -> None:
-    assert str(Failure(ErrorCode.http_error, FailureType.TRANSIENT, "status 503")) == "http_error: status 503"
-    assert str(Failure(ErrorCode.http_error, FailureType.TRANSIENT)) == "http_error"
-
-
-def test_a_failure_does_not_change() -> None:
-    failure = Failure(ErrorCode.http_error, FailureType.TRANSIENT)
-
+    failure = Failure(
+        ErrorCode.http_error, FailureType.RATE_LIMITED, "slow down", 429, 2.5, ("a.B", "builtins.X"), True
+    )
+    assert msgspec.json.decode(msgspec.json.encode(failure), type=Failure) == failure
     with pytest.raises(AttributeError):
         failure.http_status = 503  # type: ignore[misc]
 
 
-def test_a_failure_comes_back_from_json_as_it_was() -> None:
-    failure = Failure(
-        ErrorCode.http_error, FailureType.RATE_LIMITED, "slow down", 429, 2.5, ("a.B", "builtins.X"), True
-    )
+@for_each_row(
+    ("code", "message", "exceptions", "exception", "text"),
+    [
+        (
+            *(ErrorCode.connection_timeout, "too slow"),
+            *(("httpx._exceptions.ReadTimeout", "httpx._exceptions.TimeoutException"), "ReadTimeout"),
+            "ReadTimeout: too slow",
+        ),
+        (ErrorCode.none, "", ("Oops",), "Oops", "Oops"),
+        (ErrorCode.http_error, "status 503", (), "", "http_error: status 503"),
+        (ErrorCode.http_error, "", (), "", "http_error"),
+    ],
+)
+def test_a_failure_is_named_by_its_most_specific_class_else_by_its_code(
+    code: ErrorCode, message: str, exceptions: tuple[str, ...], exception: str, text: str
+) -> None:
+    failure = Failure(code, FailureType.TRANSIENT, message, exceptions=exceptions)
 
-    assert msgspec.json.decode(msgspec.json.encode(failure), type=Failure) == failure
+    assert (failure.exception, str(failure)) == (exception, text)

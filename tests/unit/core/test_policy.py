@@ -64,16 +64,26 @@ def test_a_field_that_is_given_is_kept(name: str, value: object) -> None:
     assert getattr(made(**{name: value}), name) == value
 
 
-def test_attempts_and_base_delay_may_be_given_by_place() -> None:
+def test_attempts_and_base_delay_may_be_given_by_place_and_the_documented_critical_policy_in_its_own_spelling() -> None:
     assert RetryPolicy(5, 0.2) == RetryPolicy(max_attempts=5, base_delay=0.2)
+    policy = RetryPolicy(time_budget=None, attempt_timeout=None)
+    assert (policy.time_budget, policy.attempt_timeout) == (inf, inf)
+
+    policy = RetryPolicy(
+        max_attempts=5, base_delay=2.0, max_delay=60.0, backoff_multiplier=1.5, jitter_enabled=True, jitter_factor=0.2
+    )
+    assert policy == RetryPolicy(5, 2.0, max_delay=60.0, multiplier=1.5, jitter="proportional", jitter_factor=0.2)
 
 
-def test_whole_numbers_become_floats() -> None:
+def test_whole_numbers_become_floats_and_a_base_above_the_cap_is_refused() -> None:
     policy = RetryPolicy(base_delay=1, max_delay=2, multiplier=3, time_budget=4, attempt_timeout=5, max_retry_after=6)
     numbers = (policy.base_delay, policy.max_delay, policy.multiplier, policy.time_budget, policy.attempt_timeout)
-
     assert numbers == (1.0, 2.0, 3.0, 4.0, 5.0)
     assert all(type(number) is float for number in (*numbers, policy.max_retry_after))
+
+    with pytest.raises(ParameterError, match=r"^base_delay=31 is not accepted: at most max_delay, which is 30 s$"):
+        RetryPolicy(base_delay=31)
+    assert RetryPolicy(base_delay=30).base_delay == RetryPolicy().max_delay
 
 
 SECONDS = r"a number of seconds from 0 to 100000000"
@@ -135,25 +145,21 @@ BAD_KINDS: list[tuple[str, Any, str]] = [
 ]
 
 
-@for_each_row(("name", "value", "accepted"), BAD_VALUES)
-def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any, accepted: str) -> None:
+@for_each_row(
+    ("name", "value", "accepted", "of_another_kind"),
+    [*((*row, False) for row in BAD_VALUES), *((*row, True) for row in BAD_KINDS)],
+)
+def test_a_value_out_of_range_or_of_another_kind_is_refused_by_name(
+    name: str, value: Any, accepted: str, of_another_kind: bool
+) -> None:
     with pytest.raises(ParameterError) as caught:
         made(**{name: value})
 
-    assert not isinstance(caught.value, TypeError)
-    assert (caught.value.parameter, caught.value.accepted) == (name, accepted)
-    assert str(caught.value) == f"{name}={shown(value)} is not accepted: {accepted}"
-    assert caught.value.__suppress_context__ or caught.value.__context__ is None
-
-
-@for_each_row(("name", "value", "accepted"), BAD_KINDS)
-def test_a_value_of_another_kind_is_refused_by_name(name: str, value: Any, accepted: str) -> None:
-    with pytest.raises(ParameterTypeError) as caught:
-        made(**{name: value})
-
     refused = value[0] if accepted.startswith("exception classes") else value
+    assert isinstance(caught.value, ParameterTypeError) is of_another_kind
     assert (caught.value.parameter, caught.value.accepted) == (name, accepted)
-    assert str(caught.value).startswith(f"{name}={refused!r} ")
+    assert str(caught.value) == f"{name}={shown(refused)} is not accepted: {accepted}"
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
 @for_each_row(
@@ -173,19 +179,6 @@ def test_the_ends_of_a_range_belong_to_it(name: str, values: tuple[float, ...]) 
     assert [getattr(made(**{name: value}), name) for value in values] == list(values)
 
 
-def test_no_limit_may_be_said_as_none() -> None:
-    policy = RetryPolicy(time_budget=None, attempt_timeout=None)
-
-    assert (policy.time_budget, policy.attempt_timeout) == (inf, inf)
-
-
-def test_a_base_above_the_cap_is_refused_and_the_cap_is_named() -> None:
-    with pytest.raises(ParameterError, match=r"^base_delay=31 is not accepted: at most max_delay, which is 30 s$"):
-        RetryPolicy(base_delay=31)
-
-    assert RetryPolicy(base_delay=30).base_delay == RetryPolicy().max_delay
-
-
 @for_each_row(
     ("short", "meant"),
     [
@@ -196,29 +189,12 @@ def test_a_base_above_the_cap_is_refused_and_the_cap_is_named() -> None:
         *((strategy.value, strategy) for strategy in RetryStrategy),
     ],
 )
-def test_a_strategy_has_a_long_and_a_short_name(short: Any, meant: RetryStrategy) -> None:
+def test_a_strategy_has_a_long_and_a_short_name_and_a_jitter_a_name(short: Any, meant: RetryStrategy) -> None:
     assert RetryPolicy(strategy=short).strategy is meant
-
-
-@for_each_row("jitter", list(Jitter))
-def test_a_jitter_is_known_by_its_name(jitter: Any) -> None:
-    assert RetryPolicy(jitter=jitter.value).jitter is jitter
+    assert [made(jitter=jitter.value).jitter for jitter in Jitter] == list(Jitter)
 
 
 # --- the second spellings -----------------------------------------------------------------------------------------
-
-
-def test_the_documented_critical_policy_is_understood_in_its_own_spelling() -> None:
-    policy = RetryPolicy(
-        max_attempts=5, base_delay=2.0, max_delay=60.0, backoff_multiplier=1.5, jitter_enabled=True, jitter_factor=0.2
-    )
-
-    assert policy == RetryPolicy(5, 2.0, max_delay=60.0, multiplier=1.5, jitter="proportional", jitter_factor=0.2)
-
-
-def test_jitter_enabled_chooses_between_proportional_and_none() -> None:
-    assert RetryPolicy(jitter_enabled=True).jitter is Jitter.PROPORTIONAL
-    assert RetryPolicy(jitter_enabled=False).jitter is Jitter.NONE
 
 
 def test_two_spellings_of_one_multiplier_may_agree_but_not_differ() -> None:
@@ -233,7 +209,7 @@ def test_two_spellings_of_one_multiplier_may_agree_but_not_differ() -> None:
 
 
 @for_each_row(("jitter", "enabled"), [("none", True), (Jitter.NONE, True), ("full", False), (Jitter.EQUAL, False)])
-def test_jitter_and_jitter_enabled_may_not_contradict_each_other(jitter: Any, enabled: bool) -> None:
+def test_jitter_and_jitter_enabled_may_agree_but_not_contradict_each_other(jitter: Any, enabled: bool) -> None:
     with pytest.raises(ParameterError) as caught:
         RetryPolicy(jitter=jitter, jitter_enabled=enabled)
 
@@ -241,36 +217,26 @@ def test_jitter_and_jitter_enabled_may_not_contradict_each_other(jitter: Any, en
     assert str(caught.value) == (
         f"jitter_enabled={enabled} is not accepted: what agrees with jitter={str(jitter)!r}; give one of them"
     )
+    assert [RetryPolicy(jitter_enabled=given).jitter for given in (True, False)] == [Jitter.PROPORTIONAL, Jitter.NONE]
+    assert RetryPolicy(jitter="none", jitter_enabled=False).jitter is Jitter.NONE
+    for other in (Jitter.FULL, Jitter.DECORRELATED):
+        assert RetryPolicy(jitter=other, jitter_enabled=True).jitter is other
 
 
-@pytest.mark.parametrize(("jitter", "enabled"), [("none", False), ("full", True), (Jitter.DECORRELATED, True)])
-def test_jitter_and_jitter_enabled_may_agree(jitter: Any, enabled: bool) -> None:
-    assert RetryPolicy(jitter=jitter, jitter_enabled=enabled).jitter == jitter
-
-
-def test_exception_lists_take_classes_and_names_in_any_iterable() -> None:
+def test_exception_lists_take_classes_and_names_in_any_iterable_and_an_error_names_the_parameter() -> None:
     policy = RetryPolicy(
         retryable_exceptions=[ConnectionError, "NetworkError"],
         non_retryable_exceptions=(c for c in (ValueError, KeyError)),
     )
-
     assert policy.retryable_exceptions == ("builtins.ConnectionError", "NetworkError")
     assert policy.non_retryable_exceptions == ("builtins.ValueError", "builtins.KeyError")
 
-
-def test_a_rule_is_named_by_its_parameter_when_it_is_none() -> None:
     assert rule_name("on", TimeoutError) == "builtins.TimeoutError"
     assert rule_name("on", KeyboardInterrupt) == "builtins.KeyboardInterrupt"
     with pytest.raises(
         ParameterTypeError, match=r"^on=<class 'int'> is not accepted: exception classes or their names$"
     ):
         rule_name("on", int)
-
-
-def test_a_class_is_called_by_module_and_qualified_name() -> None:
-    class Inner(Exception): ...
-
-    assert class_name(Inner) == f"{__name__}.test_a_class_is_called_by_module_and_qualified_name.<locals>.Inner"
 
 
 # --- a value ------------------------------------------------------------------------------------------------------
@@ -287,11 +253,6 @@ def test_no_field_can_be_set_or_deleted(name: str) -> None:
     assert policy == RetryPolicy()
 
 
-def test_a_policy_takes_no_new_attributes() -> None:
-    with pytest.raises(AttributeError):
-        RetryPolicy().tries = 3
-
-
 @for_each_row("name", DEFAULTS)
 def test_policies_that_differ_in_one_field_differ(name: str) -> None:
     one, other = RetryPolicy(), made(**{name: OTHERS[name]})
@@ -301,18 +262,17 @@ def test_policies_that_differ_in_one_field_differ(name: str) -> None:
     assert one.replace(**{name: OTHERS[name]}) == other
 
 
-def test_equal_policies_are_equal_and_hash_alike() -> None:
+def test_equal_policies_are_equal_and_hash_alike_and_equal_nothing_else() -> None:
     one, other = made(**OTHERS), made(**OTHERS)
 
     assert one == other
     assert hash(one) == hash(other)
     assert len({one, other}) == 1
-
-
-def test_a_policy_equals_nothing_but_a_policy() -> None:
     assert RetryPolicy() != object()
     assert RetryPolicy() != Sub()
     assert RetryPolicy().__eq__(3) is NotImplemented
+    with pytest.raises(AttributeError):
+        one.tries = 3
 
 
 class Sub(RetryPolicy):
@@ -329,14 +289,6 @@ def test_replace_checks_its_result_and_keeps_the_rest_and_the_class() -> None:
         policy.replace(base_delay=99)
     with pytest.raises(TypeError, match="colour"):
         policy.replace(colour="red")
-
-
-def test_replace_understands_the_second_spellings() -> None:
-    policy = RetryPolicy(multiplier=3, jitter="full")
-
-    assert policy.replace(backoff_multiplier=4).multiplier == 4.0
-    assert policy.replace(jitter_enabled=False).jitter is Jitter.NONE
-    assert policy.replace(jitter_enabled=False).multiplier == 3.0
 
 
 @st.composite
@@ -369,12 +321,16 @@ def test_a_policy_comes_back_from_its_repr_from_pickle_and_from_copies(policy: R
     assert type(pickle.loads(pickle.dumps(Sub()))) is Sub
 
 
-def test_the_repr_names_every_field_in_plain_values() -> None:
+def test_the_repr_names_every_field_and_a_class_is_called_by_module_and_qualified_name() -> None:
     text = repr(RetryPolicy())
-
     assert text.startswith("RetryPolicy(")
     assert all(f"{name}=" in text for name in DEFAULTS)
     assert "strategy='exponential_backoff'" in text
+
+    class Inner(Exception): ...
+
+    assert class_name(Inner).startswith(f"{__name__}.test_the_repr_names_every_field_and_a_class_is_called")
+    assert class_name(Inner).endswith(".<locals>.Inner")
 
 
 @for_each_row(
@@ -407,17 +363,29 @@ def test_a_policy_describes_itself_in_one_line(policy: RetryPolicy, line: str) -
 def test_attempts_and_deadline_are_other_spellings() -> None:
     policy = RetryPolicy(attempts=5, deadline=10)
     assert policy == RetryPolicy(max_attempts=5, time_budget=10)
+    assert policy == RetryPolicy(max_attempts=5, attempts=5, time_budget=10, deadline=10), "which may agree"
     assert (policy.attempts, policy.deadline) == (policy.max_attempts, policy.time_budget) == (5, 10.0)
     assert type(RetryPolicy().max_attempts) is int
     assert RetryPolicy().attempts == 3
 
 
-def test_other_spellings_work_in_replace_too() -> None:
-    policy = RetryPolicy(5, time_budget=10)
+def test_every_other_spelling_works_in_replace_and_can_be_read() -> None:
+    policy = RetryPolicy(5, time_budget=10, multiplier=3, jitter="full")
     assert policy.replace(attempts=2).max_attempts == 2
     assert policy.replace(deadline=3).time_budget == 3.0
     assert policy.replace(deadline=None).time_budget == inf
-    assert policy.replace(backoff_multiplier=3, multiplier=3).multiplier == 3.0
+    assert policy.replace(backoff_multiplier=4).multiplier == 4.0
+    assert policy.replace(backoff_multiplier=5, multiplier=5).multiplier == 5.0
+    assert policy.replace(jitter_enabled=False).jitter is Jitter.NONE
+    assert policy.replace(jitter_enabled=False).multiplier == 3.0
+
+    policy = RetryPolicy(multiplier=3, jitter="full")
+    assert (policy.backoff_multiplier, policy.jitter_enabled) == (3.0, True)
+    assert RetryPolicy(jitter="none").jitter_enabled is False
+    for alias in ALIASES:
+        assert getattr(policy, alias) is not None
+        with pytest.raises(AttributeError):
+            setattr(policy, alias, 1)
 
 
 @pytest.mark.parametrize(
@@ -436,17 +404,3 @@ def test_two_spellings_must_agree_and_an_error_names_the_one_given(fields: Any, 
     with pytest.raises(ParameterError) as caught:
         RetryPolicy(**fields)
     assert caught.value.parameter == parameter
-
-
-def test_two_spellings_may_agree() -> None:
-    assert RetryPolicy(max_attempts=5, attempts=5, time_budget=3, deadline=3) == RetryPolicy(5, time_budget=3)
-
-
-def test_every_spelling_can_be_read() -> None:
-    policy = RetryPolicy(multiplier=3, jitter="full")
-    assert (policy.backoff_multiplier, policy.jitter_enabled) == (3.0, True)
-    assert RetryPolicy(jitter="none").jitter_enabled is False
-    for alias in ALIASES:
-        assert getattr(policy, alias) is not None
-        with pytest.raises(AttributeError):
-            setattr(policy, alias, 1)

@@ -3,7 +3,7 @@
 import json
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable
-from time import thread_time
+from functools import partial
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -11,76 +11,57 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reefknot.core.redaction import _PATTERN, HIDDEN, LONGEST_TEXT, Redactor, _hide, is_secret_name, redact
+from tests.pace import fastest
 from tests.rows import for_each_row
 
 CANARY = "hunter2-Zx9"
 
-PLACES = [
+IN_PLACE = [
     # user information of URLs
+    "postgres://hunter2-Zx9@db/app",
+    # queries
+    *("GET https://h/x?token=hunter2-Zx9&page=2", "https://h/x?page=2&api_key=hunter2-Zx9;a"),
+    "https://h/x?X-Amz-Signature=hunter2-Zx9",
+    # headers and schemes without one
+    *("authorization=hunter2-Zx9, x", "X-Api-Key: hunter2-Zx9\r\nHost: h", "sent bearer hunter2-Zx9"),
+    "sent BEARER hunter2-Zx9",
+    # names
+    *("password=hunter2-Zx9", "PASSWORD = hunter2-Zx9 host=db", "passwd: hunter2-Zx9)", "pass:hunter2-Zx9]"),
+    *("pwd=hunter2-Zx9}", "passphrase: hunter2-Zx9", "client_secret=hunter2-Zx9", "clientSecret=hunter2-Zx9"),
+    *("accessToken: hunter2-Zx9", "dbpassword=hunter2-Zx9", "userPass=hunter2-Zx9", "jwt=hunter2-Zx9"),
+    *("AWS_SECRET_ACCESS_KEY=hunter2-Zx9", "private-key: hunter2-Zx9", "credentials: hunter2-Zx9"),
+    *("credential=hunter2-Zx9", "session_id=hunter2-Zx9", "sessionid=hunter2-Zx9", "session=hunter2-Zx9"),
+    *("sig=hunter2-Zx9", "signature=hunter2-Zx9", "cookie=hunter2-Zx9", "smtp.password=hunter2-Zx9"),
+    *("token := hunter2-Zx9", "token == hunter2-Zx9", "token => hunter2-Zx9", "x" * 120 + "_token=hunter2-Zx9"),
+    # values in quotes
+    '{"password": "hunter2-Zx9", "a": 1}',
+]
+PLACES = [
+    *((text, text.replace(CANARY, "[redacted]")) for text in IN_PLACE),
+    # user information of URLs, also a password that should have been encoded
     ("postgres://bob:hunter2-Zx9@db/app", "postgres://[redacted]@db/app"),
-    ("postgres://hunter2-Zx9@db/app", "postgres://[redacted]@db/app"),
     ("https://:hunter2-Zx9@host", "https://[redacted]@host"),
     ("HTTPS://bob:p@hunter2-Zx9@host/x", "HTTPS://[redacted]@host/x"),
-    (
-        "from git+ssh://bob:hunter2-Zx9@h.example:22/r to nats://a:hunter2-Zx9@b",
-        "from git+ssh://[redacted]@h.example:22/r to nats://[redacted]@b",
-    ),
-    # a password that should have been encoded, and what only looks like one
+    ("from git+ssh://bob:hunter2-Zx9@h.example:22/r to ftp", "from git+ssh://[redacted]@h.example:22/r to ftp"),
+    ("nats://a:hunter2-Zx9@b and nats://c:hunter2-Zx9@d", "nats://[redacted]@b and nats://[redacted]@d"),
     ("postgres://bob:hunter2-Zx9/+x?#@db/app", "postgres://[redacted]@db/app"),
     ("https://:a/hunter2-Zx9@host", "https://[redacted]@host"),
-    # queries
-    ("GET https://h/x?token=hunter2-Zx9&page=2", "GET https://h/x?token=[redacted]&page=2"),
-    ("https://h/x?page=2&api_key=hunter2-Zx9;a", "https://h/x?page=2&api_key=[redacted];a"),
-    ("https://h/x?X-Amz-Signature=hunter2-Zx9", "https://h/x?X-Amz-Signature=[redacted]"),
     ("https://h/x?access_token=hunter2-Zx9#top", "https://h/x?access_token=[redacted]"),
     # headers
     ("Authorization: Bearer hunter2-Zx9 refused", "Authorization: [redacted] refused"),
-    ("authorization=hunter2-Zx9, x", "authorization=[redacted], x"),
     ("Proxy-Authorization: Basic hunter2-Zx9", "Proxy-Authorization: [redacted]"),
     ("X-Authorization: ApiKey hunter2-Zx9", "X-Authorization: [redacted]"),
     ("Authorization: Custom hunter2-Zx9 refused", "Authorization: [redacted] refused"),
     ("{'Authorization': 'Bearer hunter2-Zx9', 'Accept': 'x'}", "{'Authorization': '[redacted]', 'Accept': 'x'}"),
-    ("X-Api-Key: hunter2-Zx9\r\nHost: h", "X-Api-Key: [redacted]\r\nHost: h"),
     ("Cookie: theme=dark; sid=hunter2-Zx9\r\nHost: h", "Cookie:[redacted]\r\nHost: h"),
     ("Set-Cookie: sid=hunter2-Zx9; Path=/", "Set-Cookie: [redacted]; Path=/"),
+    ("auth: Bearer hunter2-Zx9", "auth: [redacted]"),
     # schemes without a header
-    ("sent bearer hunter2-Zx9", "sent bearer [redacted]"),
-    ("sent BEARER hunter2-Zx9", "sent BEARER [redacted]"),
     ("sent Basic aGVsbG86d29ybGQ", "sent Basic [redacted]"),
     ("sent Basic abcdEFGHijkl", "sent Basic [redacted]"),
     ("bearer eyJh.eyJz.abcd", "bearer [redacted]"),
     ("bearer abcdefghijklmnopqrstuvwx", "bearer [redacted]"),
-    # names
-    ("password=hunter2-Zx9", "password=[redacted]"),
-    ("PASSWORD = hunter2-Zx9 host=db", "PASSWORD = [redacted] host=db"),
-    ("passwd: hunter2-Zx9)", "passwd: [redacted])"),
-    ("pass:hunter2-Zx9]", "pass:[redacted]]"),
-    ("pwd=hunter2-Zx9}", "pwd=[redacted]}"),
-    ("passphrase: hunter2-Zx9", "passphrase: [redacted]"),
-    ("client_secret=hunter2-Zx9", "client_secret=[redacted]"),
-    ("clientSecret=hunter2-Zx9", "clientSecret=[redacted]"),
-    ("accessToken: hunter2-Zx9", "accessToken: [redacted]"),
-    ("dbpassword=hunter2-Zx9", "dbpassword=[redacted]"),
-    ("userPass=hunter2-Zx9", "userPass=[redacted]"),
-    ("AWS_SECRET_ACCESS_KEY=hunter2-Zx9", "AWS_SECRET_ACCESS_KEY=[redacted]"),
-    ("private-key: hunter2-Zx9", "private-key: [redacted]"),
-    ("credentials: hunter2-Zx9", "credentials: [redacted]"),
-    ("credential=hunter2-Zx9", "credential=[redacted]"),
-    ("session_id=hunter2-Zx9", "session_id=[redacted]"),
-    ("sessionid=hunter2-Zx9", "sessionid=[redacted]"),
-    ("session=hunter2-Zx9", "session=[redacted]"),
-    ("sig=hunter2-Zx9", "sig=[redacted]"),
-    ("signature=hunter2-Zx9", "signature=[redacted]"),
-    ("jwt=hunter2-Zx9", "jwt=[redacted]"),
-    ("cookie=hunter2-Zx9", "cookie=[redacted]"),
-    ("auth: Bearer hunter2-Zx9", "auth: [redacted]"),
-    ("token := hunter2-Zx9", "token := [redacted]"),
-    ("token == hunter2-Zx9", "token == [redacted]"),
-    ("token => hunter2-Zx9", "token => [redacted]"),
-    ("smtp.password=hunter2-Zx9", "smtp.password=[redacted]"),
-    ("x" * 120 + "_token=hunter2-Zx9", "x" * 120 + "_token=[redacted]"),
     # values in quotes, as JSON, as a dict, as JSON in JSON
-    ('{"password": "hunter2-Zx9", "a": 1}', '{"password": "[redacted]", "a": 1}'),
     ('{"password":"one, two & hunter2-Zx9"}', '{"password":"[redacted]"}'),
     (r'{"password": "a\"b hunter2-Zx9", "a": 1}', '{"password": "[redacted]", "a": 1}'),
     ("{'api_key': 'one hunter2-Zx9'}", "{'api_key': '[redacted]'}"),
@@ -94,43 +75,19 @@ PLACES = [
 def test_what_is_secret_by_its_place_is_hidden_and_the_rest_stays(text: str, clean: str) -> None:
     assert redact(text) == clean
     assert CANARY not in clean
-
-
-@for_each_row(("text", "clean"), PLACES)
-def test_clean_text_stays_as_it_is(text: str, clean: str) -> None:
-    assert CANARY not in redact(redact(text))
+    assert CANARY not in redact(clean)
     assert CANARY not in redact(f"first line: ok\n({text}\nlast line = ok")
 
 
 ORDINARY = [
-    "",
-    "connection refused",
-    "connect to 10.0.0.1:5432 failed: timed out",
-    "https://example.com:8080/a/b?page=2&sort=name#top",
-    "file:///tmp/x@y",
-    "see https://example.com/~bob@home",
-    "https://example.com:8080/~bob@home",
-    "http://[::1]:8080/~bob@home",
-    "mail bob@example.com: no such mailbox",
-    "compass=north",
-    "bypass: yes",
-    "key: value, key=value",
-    "author: Bob",
-    "tokens: 5",
-    "tokenizer=bpe",
-    "basic authentication failed: 401",
-    "Basic authentication.",
-    "bearer of bad news: timeout",
-    "basic arithmetic = hard",
-    'Basic realm="x"',
-    "signed: yes",
-    "a password is needed",
-    "password must not be empty",
-    "token://x",
-    "ratio 1:2 = 0.5",
-    "HTTP 503: Service Unavailable",
+    *("", "connection refused", "connect to 10.0.0.1:5432 failed: timed out", "file:///tmp/x@y"),
+    *("https://example.com:8080/a/b?page=2&sort=name#top", "see https://example.com/~bob@home"),
+    *("https://example.com:8080/~bob@home", "http://[::1]:8080/~bob@home", "mail bob@example.com: no such mailbox"),
+    *("compass=north", "bypass: yes", "key: value, key=value", "author: Bob", "tokens: 5", "tokenizer=bpe"),
+    *("basic authentication failed: 401", "Basic authentication.", "bearer of bad news: timeout"),
+    *("basic arithmetic = hard", 'Basic realm="x"', "signed: yes", "a password is needed", "token://x"),
+    *("password must not be empty", "ratio 1:2 = 0.5", "HTTP 503: Service Unavailable", "12:30:45 retry in 5 s"),
     "{'status': 503, 'reason': \"can't\"}",
-    "12:30:45 retry in 5 s",
 ]
 
 
@@ -149,15 +106,13 @@ def test_ordinary_text_is_left_alone(text: str) -> None:
     assert Redactor()(text) == text
 
 
-def test_long_text_is_cut_and_says_so() -> None:
-    assert redact("x" * LONGEST_TEXT) == "x" * LONGEST_TEXT
-    assert redact("x" * (LONGEST_TEXT + 1)) == "x" * (LONGEST_TEXT - 1) + "…"
+def test_long_text_is_cut_and_says_so_and_a_url_that_is_cut_before_its_at_sign_hides_its_user() -> None:
     assert LONGEST_TEXT == 4096
-
-
-def test_a_url_that_is_cut_before_its_at_sign_hides_its_user() -> None:
+    for hide in (redact, Redactor(["abcd"])):
+        assert hide("x" * LONGEST_TEXT) == "x" * LONGEST_TEXT
+        assert hide("x" * (LONGEST_TEXT + 1)) == "x" * (LONGEST_TEXT - 1) + "…"
+    assert Redactor(["abcd"])("x" * (LONGEST_TEXT - 4) + "abcd").endswith("…")
     text = "." * (LONGEST_TEXT - 30) + " https://bob:" + CANARY * 40 + "@host"
-
     assert redact(text).endswith(" https://[redacted]@")
 
 
@@ -226,19 +181,14 @@ def test_no_secret_of_any_shape_gets_through(secret: str) -> None:
         assert form not in hide(f"<{form}>").replace(HIDDEN, "")
 
 
-def test_what_is_short_is_no_secret_and_what_is_long_is_found_first() -> None:
+def test_what_is_short_is_no_secret_and_what_is_long_is_found_first_as_it_is_beside_the_places() -> None:
     assert Redactor(["abc"])("abc") == "abc"
     assert Redactor(["abcd"])("abcd") == HIDDEN
     assert Redactor(["abcd", "abcdefgh"])("abcdefgh abcd") == f"{HIDDEN} {HIDDEN}"
-
-
-def test_a_secret_that_stands_for_a_pattern_is_taken_as_it_is() -> None:
     assert Redactor(["a.*b"])("a.*b axxb") == f"{HIDDEN} axxb"
-
-
-def test_a_redactor_also_knows_the_places() -> None:
     assert Redactor(["swordfish"])("password=x swordfish") == f"password={HIDDEN} {HIDDEN}"
     assert Redactor()("password=x") == f"password={HIDDEN}"
+    assert [Redactor(known).knows_values for known in (["swordfish"], ["abc"], [])] == [True, False, False]
 
 
 def test_a_secret_on_the_edge_of_the_cut_does_not_get_through_in_part() -> None:
@@ -250,63 +200,40 @@ def test_a_secret_on_the_edge_of_the_cut_does_not_get_through_in_part() -> None:
         assert "taple" not in text, before
         assert len(text) <= LONGEST_TEXT
 
-
-def test_many_secrets_do_not_pull_half_a_secret_over_the_edge() -> None:
-    """Hiding makes the text shorter; what then moves up was cut by nobody."""
+    # hiding makes the text shorter; what then moves up was cut by nobody
     secret = "0123456789" * 10
     text = Redactor([secret])(secret * 60)
-
     assert "0123" not in text
     assert text == HIDDEN * 41 + "…"
-
-
-def test_a_text_of_the_full_length_is_not_cut() -> None:
-    hide = Redactor(["abcd"])
-
-    assert hide("x" * LONGEST_TEXT) == "x" * LONGEST_TEXT
-    assert hide("x" * (LONGEST_TEXT - 4) + "abcd").endswith("…")
-    assert hide("x" * (LONGEST_TEXT + 1)) == "x" * (LONGEST_TEXT - 1) + "…"
 
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
+SECRET_NAMES = ("password", "X-Api-Key", "client_secret", "clientSecret", "Authorization", "userPass", "jwt")
+
+
 @for_each_row(
-    "name",
+    ("name", "is_secret"),
     [
-        "password",
-        "X-Api-Key",
-        "client_secret",
-        "clientSecret",
-        "Authorization",
-        "Proxy-Authorization",
-        "userPass",
-        "jwt",
+        *((name, True) for name in (*SECRET_NAMES, "Proxy-Authorization")),
+        *((name, False) for name in ("", "compass", "tokens", "author", "password_hint", "key", "value")),
     ],
 )
-def test_a_key_may_tell_that_its_value_is_secret(name: str) -> None:
-    assert is_secret_name(name)
-    assert Redactor().tree({name: ["anything"]}) == {name: HIDDEN}
+def test_a_key_may_tell_that_its_value_is_secret(name: str, is_secret: bool) -> None:
+    assert is_secret_name(name) is is_secret
+    assert Redactor().tree({name: ["anything"]}) == {name: HIDDEN if is_secret else ["anything"]}
 
 
-@for_each_row("name", ["", "compass", "tokens", "author", "password_hint", "key", "value"])
-def test_an_ordinary_key_tells_nothing(name: str) -> None:
-    assert not is_secret_name(name)
-    assert Redactor().tree({name: ["anything"]}) == {name: ["anything"]}
-
-
-def test_secrets_are_hidden_at_every_depth_and_the_rest_keeps_its_shape() -> None:
+def test_secrets_are_hidden_at_every_depth_and_what_lies_too_deep_as_a_whole() -> None:
     hide = Redactor(["swordfish"])
     data = {"a": [1, None, True, 2.5, ("swordfish", {"b": "token=x"})], "swordfish": "y", 7: "z"}
-
     assert hide.tree(data) == {
         "a": [1, None, True, 2.5, [HIDDEN, {"b": f"token={HIDDEN}"}]],
         HIDDEN: "y",
         "7": "z",
     }
 
-
-def test_what_lies_too_deep_is_hidden_as_a_whole() -> None:
     assert Redactor().tree([[["x"]]], deepest=3) == [[["x"]]]
     assert Redactor().tree([[["x"]]], deepest=2) == [[HIDDEN]]
     assert Redactor().tree({"a": {"b": 1}}, deepest=1) == {"a": HIDDEN}
@@ -319,50 +246,24 @@ def test_what_lies_too_deep_is_hidden_as_a_whole() -> None:
     assert "x" not in str(Redactor().tree([nested]))
 
 
-def test_values_can_be_taken_out_of_a_text_of_any_length() -> None:
+def test_values_can_be_taken_out_of_a_text_of_any_length_also_from_the_end_of_a_cut_one() -> None:
     text = "x" * 2 * LONGEST_TEXT + " swordfish password=kept"
-
     assert Redactor(["swordfish"]).values_out_of(text) == "x" * 2 * LONGEST_TEXT + f" {HIDDEN} password=kept"
     assert Redactor().values_out_of(text) == text
 
-
-def test_a_redactor_says_whether_any_secret_is_configured() -> None:
-    assert Redactor(["swordfish"]).knows_values is True
-    assert Redactor(["abc"]).knows_values is False
-    assert Redactor().knows_values is False
+    # A failure's message is cut before the configured secrets are known
+    for seen in (4, 7, len(CANARY) - 1, len(CANARY)):
+        assert Redactor([CANARY])(f"it said {CANARY[:seen]}…") == f"it said {HIDDEN}…"
+    for nothing_secret in (f"it said {CANARY[:3]}…", "it said …"):
+        assert Redactor([CANARY])(nothing_secret) == nothing_secret
 
 
 # --- hostile text -------------------------------------------------------------------------------------------------
 
 HOSTILE = [
-    "a://",
-    "a.",
-    "a-",
-    "a.a.a.a.a.a.a.a.a://x",
-    "://",
-    ":",
-    "@",
-    "bearer ",
-    "basic a",
-    "authorization: ",
-    "authorization:basic ",
-    "password",
-    "password=",
-    'password="',
-    "password='\\",
-    'token="\\',
-    "\\",
-    "token \t",
-    "pass_",
-    "x" * 200 + " ",
-    "cookie:\n",
-    "cookie ",
-    "=",
-    " =",
-    "…",
-    "'\"",
-    "a://b:c",
-    "://:",
+    *("a://", "a.", "a-", "a.a.a.a.a.a.a.a.a://x", "://", ":", "@", "bearer ", "basic a", "authorization: "),
+    *("authorization:basic ", "password", "password=", 'password="', "password='\\", 'token="\\', "\\", "token \t"),
+    *("pass_", "x" * 200 + " ", "cookie:\n", "cookie ", "=", " =", "…", "'\"", "a://b:c", "://:"),
 ]
 TEN_MEGABYTES = 10_000_000
 
@@ -372,20 +273,8 @@ TEN_MEGABYTES = 10_000_000
 def test_ten_megabytes_of_hostile_text_are_cleaned_in_ten_milliseconds(piece: str, hide: Callable[[str], str]) -> None:
     text = (piece * (TEN_MEGABYTES // len(piece) + 1))[:TEN_MEGABYTES]
 
-    assert fastest(hide, "a=" + text) < 0.010
-    assert fastest(hide, "https://a.b.c.d:" + text) < 0.010
-
-
-def fastest(call: Callable[[str], object], text: str) -> float:
-    """The best of several, by the time this thread was at work: the machine may be busy, the code may not be slow."""
-    best = 1.0
-    for _ in range(40):
-        began = thread_time()
-        call(text)
-        best = min(best, thread_time() - began)
-        if best < 0.010:
-            break
-    return best
+    for whole in ("a=" + text, "https://a.b.c.d:" + text):
+        assert fastest(partial(hide, whole), times=40) < 0.010
 
 
 @given(st.text(alphabet="ab:/@=\"'\\ .-_…\n", max_size=60))
@@ -396,13 +285,9 @@ def test_any_text_is_cleaned_without_an_error(text: str) -> None:
 @for_each_row(
     "text",
     [
-        f"password={CANARY}",
-        f"(password={CANARY})",
-        f"token: {CANARY}, and more",
-        f"Authorization: Bearer {CANARY}",
-        f"https://me:{CANARY}@example.org/x?token={CANARY}&y=1",
+        *(f"password={CANARY}", f"(password={CANARY})", f"token: {CANARY}, and more", f"Cookie: a={CANARY}"),
+        *(f"Authorization: Bearer {CANARY}", f"https://me:{CANARY}@example.org/x?token={CANARY}&y=1"),
         f'{{"password": "{CANARY}"}}',
-        f"Cookie: a={CANARY}",
     ],
 )
 def test_what_was_cleaned_once_is_not_changed_by_cleaning_it_again(text: str) -> None:
@@ -411,9 +296,6 @@ def test_what_was_cleaned_once_is_not_changed_by_cleaning_it_again(text: str) ->
 
     assert CANARY not in once
     assert redact(once) == once
-
-
-def test_a_secret_that_looks_like_a_hidden_one_is_hidden_to_its_end() -> None:
     assert redact("password=[redacted]hunter2 and more") == "password=[redacted] and more"
 
 
@@ -427,14 +309,3 @@ def test_a_configured_secret_is_found_in_its_escaped_forms(secret: str, shown: C
 
     assert shown(secret)[1:-1] not in text
     assert HIDDEN in text
-
-
-@for_each_row("seen", [4, 7, len(CANARY) - 1, len(CANARY)])
-def test_the_beginning_of_a_secret_at_the_end_of_a_cut_text_goes_too(seen: int) -> None:
-    """A failure's message is cut before the configured secrets are known."""
-    assert Redactor([CANARY])(f"it said {CANARY[:seen]}…") == f"it said {HIDDEN}…"
-
-
-def test_a_cut_text_that_ends_in_nothing_secret_stays() -> None:
-    assert Redactor([CANARY])(f"it said {CANARY[:3]}…") == f"it said {CANARY[:3]}…"
-    assert Redactor([CANARY])("it said …") == "it said …"

@@ -67,33 +67,25 @@ def run(throttle: RetryThrottle | None, *, rate: float, seconds: float, failing:
     return seen
 
 
-def test_a_busy_place_that_is_down_is_not_hit_more_than_five_percent_harder() -> None:
-    """100 requests a second, nothing succeeds for 30 s."""
+def test_an_outage_of_a_busy_place_is_multiplied_by_four_without_a_throttle_and_hardly_with_one() -> None:
+    # 100 requests a second, nothing succeeds for 30 s
     seen = run(RetryThrottle(), rate=100, seconds=30, failing=1.0)
-
     assert seen.requests == 3000
     assert seen.attempts / seen.requests <= 1.05
     assert seen.throttled > 2800
 
-
-def test_without_a_throttle_the_same_outage_is_multiplied_by_four() -> None:
-    """The control."""
+    # the control
     seen = run(None, rate=100, seconds=30, failing=1.0)
-
     assert seen.attempts / seen.requests == 4
 
 
-def test_a_quiet_place_keeps_all_its_retries() -> None:
-    """Two requests a second are eight executions a second: never 100 in 10 s."""
+def test_a_quiet_place_keeps_all_its_retries_and_so_does_a_busy_one_with_one_failure_in_twenty() -> None:
+    # two requests a second are eight executions a second: never 100 in 10 s
     seen = run(RetryThrottle(), rate=2, seconds=60, failing=1.0)
-
     assert seen.attempts == 4 * seen.requests
     assert seen.throttled == 0
 
-
-def test_up_to_one_failure_in_twenty_nothing_changes() -> None:
     seen = run(RetryThrottle(), rate=100, seconds=30, failing=0.05)
-
     assert seen.throttled == 0
     assert seen.retries > 100
 
@@ -151,18 +143,15 @@ def test_executions_are_forgotten_after_the_window() -> None:
     assert throttle.view(31.0).acting is False
 
 
-def test_a_new_tenth_begins_only_after_the_edge_and_old_ones_are_dropped() -> None:
+def test_a_new_tenth_begins_only_after_the_edge_and_has_one_mark() -> None:
     throttle = RetryThrottle(window=10)
     for second in range(100):
         execute(throttle, float(second) * 1.5)
         assert throttle.edge == second * 1.5 + 1.0
-
     assert throttle.executions == 100
     assert throttle.recent(148.5) == 8  # 138 s, 139.5 s, … 148.5 s
     assert len(throttle._marks) == 8
 
-
-def test_within_one_tenth_there_is_one_mark() -> None:
     throttle = RetryThrottle(window=10)
     for tenth in range(10):
         execute(throttle, 3.0 + tenth / 10)
@@ -175,7 +164,7 @@ def test_within_one_tenth_there_is_one_mark() -> None:
     assert len(throttle._marks) == 2
 
 
-def test_a_success_brings_a_tenth_of_a_token_up_to_the_cap() -> None:
+def test_tokens_come_with_successes_and_with_time_up_to_the_cap() -> None:
     throttle = busy()
     throttle.spend()
     assert throttle.tokens == 9.0
@@ -185,8 +174,6 @@ def test_a_success_brings_a_tenth_of_a_token_up_to_the_cap() -> None:
         throttle.feed()
     assert throttle.tokens == 10.0
 
-
-def test_time_brings_a_tenth_of_a_token_a_second_up_to_the_cap() -> None:
     throttle = busy()
     assert throttle.view(20.0).tokens == 10.0
     for _ in range(5):
@@ -197,54 +184,52 @@ def test_time_brings_a_tenth_of_a_token_a_second_up_to_the_cap() -> None:
     assert throttle.view(1000.0).tokens == 10.0
 
 
-def test_the_time_before_the_first_look_brings_nothing() -> None:
+def test_time_begins_with_the_first_look_even_at_zero_and_a_step_back_of_the_clock_moves_no_tokens() -> None:
     throttle = busy()
     throttle.spend()
-
     assert throttle.view(900.0).tokens == 9.0
     assert throttle.view(901.0).tokens == pytest.approx(9.1)
 
-
-def test_time_zero_is_a_time() -> None:
     throttle = RetryThrottle()
     throttle.spend()
     throttle.view(0.0)
     execute(throttle, 0.0)
-
     assert throttle.view(5.0).tokens == pytest.approx(9.5)
     assert throttle.recent(0.5) == 1
 
-
-def test_a_clock_that_steps_back_brings_no_tokens_and_takes_none() -> None:
     throttle = busy()
     throttle.spend()
     throttle.view(50.0)
-
     assert throttle.view(40.0).tokens == 9.0
     assert throttle.view(41.0).tokens == pytest.approx(9.1)
 
 
-def test_a_token_lent_is_missing_afterwards() -> None:
-    throttle = RetryThrottle(tokens=1)
-    throttle.spend()
-    assert throttle.tokens == 0.0
-    throttle.spend()
-
-    assert throttle.tokens == -1.0
-
-
-def test_retries_while_it_did_not_act_leave_a_debt_of_one_token_at_most() -> None:
-    """Fifty retries of a quiet place do not silence it for minutes once it is busy."""
+def test_retries_leave_a_debt_of_one_token_at_most_which_a_few_successes_pay() -> None:
+    # fifty retries of a quiet place do not silence it for minutes once it is busy
     throttle = RetryThrottle()
     throttle.view(1.0)
     for _ in range(50):
         throttle.spend()
-
     assert throttle.view(1.0).tokens == -1.0
     assert throttle.view(21.5).tokens >= 1.0
 
+    # twenty successes are two tokens: one that was missing, one to spend
+    throttle = RetryThrottle(tokens=10, per_second=0)
+    for _ in range(1000):
+        throttle.spend()
+    assert throttle.tokens == -1.0
+    for _ in range(21):
+        throttle.feed()
+    assert throttle.view(0.0).tokens >= 1.0
 
-def test_the_settings_are_heard() -> None:
+    throttle = RetryThrottle(tokens=1)
+    throttle.spend()
+    assert throttle.tokens == 0.0
+    throttle.spend()
+    assert throttle.tokens == -1.0
+
+
+def test_the_settings_are_heard_and_the_least_are_accepted() -> None:
     throttle = RetryThrottle(2, per_success=0.5, per_second=0.25, min_executions=3, window=1.0)
     throttle.spend()
     throttle.spend()
@@ -257,46 +242,38 @@ def test_the_settings_are_heard() -> None:
     assert throttle.view(12.0).acting
     assert not throttle.view(13.1).acting
 
+    throttle = RetryThrottle(1, per_success=0, per_second=0, min_executions=0, window=0.001)
+    assert throttle.view(1.0) == ThrottleView(acting=True, tokens=1.0)
+    assert type(throttle.cap) is float
+    assert RetryThrottle(1.7976931348623157e308).cap == 1.7976931348623157e308
+
+
+SETTINGS = {"tokens": "1", "per_success": "0", "per_second": "0", "min_executions": "0", "window": "0.001"}
+
 
 @for_each_row(
-    ("name", "value", "least"),
+    ("name", "value", "of_another_kind"),
     [
-        *(("tokens", value, "1") for value in (0, 0.999, -1, nan, inf, 10**400)),
-        *(("per_success", value, "0") for value in (-0.1, nan, inf, -inf)),
-        *(("per_second", value, "0") for value in (-0.1, nan, inf, 10**400)),
-        *(("min_executions", value, "0") for value in (-1, nan, inf)),
-        *(("window", value, "0.001") for value in (0, 0.0009, -1, nan, inf)),
+        *(("tokens", value, False) for value in (0, 0.999, -1, nan, inf, 10**400)),
+        *(("per_success", value, False) for value in (-0.1, nan, inf, -inf)),
+        *(("per_second", value, False) for value in (-0.1, nan, inf, 10**400)),
+        *(("min_executions", value, False) for value in (-1, nan, inf)),
+        *(("window", value, False) for value in (0, 0.0009, -1, nan, inf)),
+        *((name, value, True) for name in SETTINGS for value in (True, "1", None, [1])),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, least: str) -> None:
+def test_a_setting_out_of_range_or_of_another_kind_is_refused_by_name(
+    name: str, value: Any, of_another_kind: bool
+) -> None:
     settings: dict[str, Any] = {name: value}
 
     with pytest.raises(ParameterError) as caught:
         RetryThrottle(**settings)
 
-    assert not isinstance(caught.value, TypeError)
-    assert (caught.value.parameter, caught.value.accepted) == (name, f"a finite number, {least} or more")
-    assert str(caught.value) == f"{name}={shown(value)} is not accepted: a finite number, {least} or more"
-
-
-@for_each_row("name", ["tokens", "per_success", "per_second", "min_executions", "window"])
-@for_each_row("value", [True, "1", None, [1]])
-def test_a_setting_of_another_kind_is_refused_by_name(name: str, value: Any) -> None:
-    settings: dict[str, Any] = {name: value}
-
-    with pytest.raises(ParameterTypeError) as caught:
-        RetryThrottle(**settings)
-
-    assert caught.value.parameter == name
-    assert str(caught.value).startswith(f"{name}={value!r} is not accepted: a finite number, ")
-
-
-def test_the_least_settings_are_accepted() -> None:
-    throttle = RetryThrottle(1, per_success=0, per_second=0, min_executions=0, window=0.001)
-
-    assert throttle.view(1.0) == ThrottleView(acting=True, tokens=1.0)
-    assert type(throttle.cap) is float
-    assert RetryThrottle(1.7976931348623157e308).cap == 1.7976931348623157e308
+    accepted = f"a finite number, {SETTINGS[name]} or more"
+    assert isinstance(caught.value, ParameterTypeError) is of_another_kind
+    assert (caught.value.parameter, caught.value.accepted) == (name, accepted)
+    assert str(caught.value) == f"{name}={shown(value)} is not accepted: {accepted}"
 
 
 def test_a_share_of_the_fleets_tokens_caps_them_and_what_was_spent_stays_spent() -> None:
@@ -317,30 +294,3 @@ def test_a_share_of_the_fleets_tokens_caps_them_and_what_was_spent_stays_spent()
 
 
 # ---- debt ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_thousand_retries_of_small_work_leave_one_token_missing() -> None:
-    throttle = RetryThrottle(tokens=10)
-    for _ in range(1000):
-        throttle.spend()
-
-    assert throttle.tokens == -1.0
-
-
-def test_a_few_successes_bring_retries_back_after_a_long_quiet_failure() -> None:
-    """Twenty successes are two tokens: one that was missing, one to spend."""
-    throttle = RetryThrottle(tokens=10, per_second=0)
-    for _ in range(1000):
-        throttle.spend()
-    for _ in range(21):
-        throttle.feed()
-
-    assert throttle.view(0.0).tokens >= 1.0
-
-
-def test_a_token_that_two_threads_took_at_once_is_missing_afterwards() -> None:
-    throttle = RetryThrottle(tokens=1)
-    throttle.spend()
-    throttle.spend()
-
-    assert throttle.tokens == -1.0

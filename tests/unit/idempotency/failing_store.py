@@ -25,7 +25,7 @@ class Failing:
     """An idempotency store in front of another: `fails[name]` calls of a method fail, `hangs` never answer."""
 
     def __init__(self, inner: IdempotencyStore) -> None:
-        self._inner = inner
+        self.inner = inner
         self.fails: Counter[str] = Counter()
         self.hangs: set[str] = set()
         self.done_but_lost: Counter[str] = Counter()
@@ -34,7 +34,7 @@ class Failing:
 
     @property
     def audit(self) -> AuditLog:
-        return self._inner.audit
+        return self.inner.audit
 
     async def _through(self, name: str, call: Callable[[], Awaitable[Any]]) -> Any:
         self.calls[name] += 1
@@ -50,22 +50,22 @@ class Failing:
         return answer
 
     async def claim(self, key: str, **more: Any) -> ClaimResult:
-        answer: ClaimResult = await self._through("claim", lambda: self._inner.claim(key, **more))
+        answer: ClaimResult = await self._through("claim", lambda: self.inner.claim(key, **more))
         return answer
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
-        record: KeyRecord = await self._through("renew", lambda: self._inner.renew(claim, lease=lease))
+        record: KeyRecord = await self._through("renew", lambda: self.inner.renew(claim, lease=lease))
         return record
 
     def extend(self, claims: Sequence[Claim], *, lease: float) -> None:
-        self._inner.extend(claims, lease=lease)
+        self.inner.extend(claims, lease=lease)
 
     async def finish(self, claim: Claim, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> KeyRecord:
-        record: KeyRecord = await self._through("finish", lambda: self._inner.finish(claim, ending, events=events))
+        record: KeyRecord = await self._through("finish", lambda: self.inner.finish(claim, ending, events=events))
         return record
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        return getattr(self.inner, name)
 
 
 def key_events(store: IdempotencyStore, key: str, *, one_chain: bool = True) -> KeyEvents:

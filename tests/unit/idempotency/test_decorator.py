@@ -52,20 +52,6 @@ async def test_the_effect_happens_once_for_each_key(url: str) -> None:
     assert charge.__doc__ == "Takes the money."
 
 
-async def test_five_calls_at_once_one_effect(url: str) -> None:
-    calls = 0
-
-    @rk.idempotent(key=lambda: "k")
-    async def slow() -> int:
-        nonlocal calls
-        calls += 1
-        await asyncio.sleep(5)
-        return calls
-
-    async with rk.open_store(url):
-        assert await asyncio.gather(*(slow() for _ in range(5))) == [1] * 5
-
-
 def test_without_a_store_the_error_says_what_to_do() -> None:
     @rk.idempotent(key=lambda: "k")
     async def work() -> None: ...
@@ -87,29 +73,7 @@ async def test_a_store_given_is_used_whatever_is_in_scope() -> None:
         assert await actions_in(other.audit) == []
 
 
-async def test_a_type_gives_every_caller_an_object_of_it(url: str) -> None:
-    @rk.idempotent(key=lambda order: order.id, result_type=Order)
-    async def priced(order: Order) -> Order:
-        return Order(order.id, order.cents * 2)
-
-    async with rk.open_store(url):
-        assert await priced(Order("a")) == Order("a", 200)
-        assert await priced(Order("a")) == Order("a", 200)
-
-
-async def test_another_payload_under_the_same_key_is_refused(url: str) -> None:
-    @rk.idempotent(key=lambda order: order.id)
-    async def charge(order: Order) -> int:
-        return order.cents
-
-    async with rk.open_store(url):
-        await charge(Order("a", 1))
-        with pytest.raises(rk.KeyConflictError) as refused:
-            await charge(Order("a", 2))
-        assert len({refused.value.recorded, refused.value.given, ""}) == 3
-
-
-async def test_how_an_argument_is_passed_does_not_make_it_another_payload(url: str) -> None:
+async def test_how_an_argument_is_passed_is_no_other_payload_nor_are_self_and_what_json_cannot_say(url: str) -> None:
     @rk.idempotent(key=lambda order, **_: order.id)
     async def charge(order: Order, tags: set[int] | None = None, *, express: bool = False) -> int:
         return order.cents
@@ -123,8 +87,6 @@ async def test_how_an_argument_is_passed_does_not_make_it_another_payload(url: s
         with pytest.raises(rk.KeyConflictError):
             await charge(Order("a"), express=True)
 
-
-async def test_a_method_is_guarded_and_its_payload_is_compared_without_self(url: str) -> None:
     class Till:
         @rk.idempotent(key=lambda self, order: order.id)
         async def charge(self, order: Order) -> int:
@@ -136,8 +98,6 @@ async def test_a_method_is_guarded_and_its_payload_is_compared_without_self(url:
         with pytest.raises(rk.KeyConflictError):
             await Till().charge(Order("a", 2))
 
-
-async def test_an_argument_that_json_cannot_say_does_not_stop_the_call(url: str) -> None:
     @rk.idempotent(key=lambda number, thing: "k")
     async def work(number: float, thing: object) -> int:
         return 1
@@ -195,25 +155,6 @@ def test_dedup_needs_a_function_that_takes_the_key() -> None:
     assert decorated(takes_anything)
     with pytest.raises(rk.ParameterError, match="takes idempotency_key"):
         decorated(does_not)
-
-
-async def test_guard_runs_the_effect_once_and_leaves_a_failure_to_a_person(url: str) -> None:
-    calls = 0
-
-    @rk.idempotent(key=lambda: "k", mode="guard")
-    async def send() -> None:
-        nonlocal calls
-        calls += 1
-        raise TimeoutError("sent or not?")
-
-    async with rk.open_store(url) as store:
-        with pytest.raises(TimeoutError):
-            await send()
-        for _ in range(2):
-            with pytest.raises(rk.OutcomeUnknownError):
-                await send()
-        assert await actions_in(store.audit) == ["unknown", "unknown", "unknown"]
-    assert calls == 1
 
 
 async def test_a_caller_that_does_not_wait_gets_an_error_at_once(url: str) -> None:
@@ -332,13 +273,15 @@ async def test_events_that_cannot_be_kept_now_are_kept_with_those_of_a_later_cal
 # ---- audit, and mistakes in writing --------------------------------------------------------------------------------
 
 
-def test_without_parentheses_the_error_shows_the_right_form() -> None:
+def test_a_wrong_form_and_an_unknown_setting_are_refused_with_the_right_one() -> None:
     async def charge(order: Order) -> None: ...
 
     with pytest.raises(TypeError, match=r"write @idempotent\(key=lambda order: order.id\)"):
         rk.idempotent(charge)
     with pytest.raises(TypeError, match="a function that makes the key"):
         rk.idempotent()
+    with pytest.raises(rk.ParameterError, match="on_audit_failure='maybe' is not accepted: one of fail_open, fail_cl"):
+        rk.idempotent(key=lambda: "k", on_audit_failure="maybe")
 
 
 async def test_secrets_are_redacted_in_events_and_not_in_keys_or_results(url: str) -> None:
@@ -384,8 +327,3 @@ async def test_on_audit_failure_decides_what_a_failing_log_means(
         monkeypatch.undo()
         await asyncio.sleep(2)
         assert await charge("a") == "a"  # what has happened stays recorded
-
-
-def test_an_unknown_audit_setting_is_refused_when_the_function_is_decorated() -> None:
-    with pytest.raises(rk.ParameterError, match="on_audit_failure='maybe' is not accepted: one of fail_open, fail_cl"):
-        rk.idempotent(key=lambda: "k", on_audit_failure="maybe")

@@ -15,7 +15,6 @@ from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field
 
 import reefknot as rk
-from reefknot.testing import run_virtual
 from tests.rows import for_each_row
 
 
@@ -76,7 +75,7 @@ RECEIPT = Receipt.model_validate(
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 
-@for_each_row(
+@pytest.mark.parametrize(
     ("first", "other"),
     [
         (Order(id="o", cents=1), Order(id="o", cents=99)),
@@ -91,21 +90,18 @@ RECEIPT = Receipt.model_validate(
         ({"order": Order(id="o", cents=1)}, {"order": Order(id="o", cents=99)}),
     ],
 )
-def test_a_model_is_compared_by_its_content(first: Any, other: Any) -> None:
+async def test_a_model_is_compared_by_its_content(first: Any, other: Any) -> None:
     @rk.idempotent(key=lambda order: "o")
     async def pay(order: Any) -> str:
         return "paid"
 
-    async def main() -> None:
-        async with rk.open_store("memory:"):
-            assert [await pay(first), await pay(first)] == ["paid"] * 2
-            with pytest.raises(rk.KeyConflictError):
-                await pay(other)
-
-    run_virtual(main())
+    async with rk.open_store("memory:"):
+        assert [await pay(first), await pay(first)] == ["paid"] * 2
+        with pytest.raises(rk.KeyConflictError):
+            await pay(other)
 
 
-@for_each_row(
+@pytest.mark.parametrize(
     ("argument", "fingerprint"),
     [
         ("text", "48018160968203527aa4d6c5f2fa277a3abc2fbf2aa83fe4c024eaf74ea65bc8"),
@@ -115,20 +111,17 @@ def test_a_model_is_compared_by_its_content(first: Any, other: Any) -> None:
         ([Connection()], "24f87681a3747ad2c1a4f0df288f4839e24d3eb9d8577de53d7d8691c4abb2d7"),
     ],
 )
-def test_the_stored_fingerprints_of_other_arguments_stay_as_they_were(argument: Any, fingerprint: str) -> None:
+async def test_the_stored_fingerprints_of_other_arguments_stay_as_they_were(argument: Any, fingerprint: str) -> None:
     """Taken before models of pydantic were compared."""
 
     @rk.idempotent(key=lambda value: "k", name="kept")
     async def keep(value: Any) -> None: ...
 
-    async def main() -> None:
-        async with rk.open_store("memory:") as store:
-            await keep(argument)
-            record = await store.idempotency.get("kept:k")
-            assert record is not None
-            assert record.fingerprint == fingerprint
-
-    run_virtual(main())
+    async with rk.open_store("memory:") as store:
+        await keep(argument)
+        record = await store.idempotency.get("kept:k")
+    assert record is not None
+    assert record.fingerprint == fingerprint
 
 
 async def test_a_computed_field_is_not_part_of_the_payload() -> None:
@@ -195,36 +188,10 @@ async def test_without_a_type_a_model_is_given_back_as_a_dataclass_is(url: str) 
             assert (first["id"], first["cents"]) == ("o", 1)
 
 
-async def test_a_result_of_json_is_read_by_the_aliases_of_the_model(url: str) -> None:
-    """The answer of a server, returned as it was."""
-
-    class Answer(BaseModel):
-        number: int | None = Field(None, alias="no")
-
-    @rk.idempotent(key=lambda: "k", result_type=Answer)
-    async def fetch() -> Any:
-        return {"no": 7}
-
-    async with rk.open_store(url):
-        first, later = await fetch(), await fetch()
-    assert first == later == Answer(no=7)
-
-
-async def test_a_recorded_result_that_does_not_fit_the_model_names_the_field(url: str) -> None:
-    @rk.idempotent(key=lambda: "k", result_type=Order)
-    async def make() -> dict[str, object]:
-        return {"id": "o"}
-
-    async with rk.open_store(url):
-        for _ in range(2):
-            with pytest.raises(rk.ParameterTypeError, match=r"(?s)result_type=.*cents"):
-                await make()
-
-
 # ---- what cannot be kept ---------------------------------------------------------------------------------------------
 
 
-def test_a_result_that_cannot_be_kept_is_refused_at_decoration_where_the_annotation_says_so() -> None:
+async def test_a_result_that_cannot_be_kept_is_refused_at_decoration_or_when_it_comes() -> None:
     async def connect() -> Connection:
         return Connection()
 
@@ -236,16 +203,6 @@ def test_a_result_that_cannot_be_kept_is_refused_at_decoration_where_the_annotat
             rk.idempotent(key=lambda: "k", name=name)(function)
     rk.idempotent(key=lambda: "k", name="said", result_type=dict)(connect)
 
-
-@for_each_row("annotation", ["Order", "Any", "object", "Unknown", "None", "dict[str, Order]", "BaseModel"])
-def test_an_annotation_that_may_be_kept_or_is_not_known_is_accepted(annotation: str) -> None:
-    async def make() -> None: ...
-
-    make.__annotations__["return"] = annotation
-    rk.idempotent(key=lambda: "k", name=f"make {annotation}")(make)
-
-
-async def test_the_error_for_a_result_that_cannot_be_kept_says_what_to_do() -> None:
     @rk.idempotent(key=lambda: "k")
     async def make() -> Any:
         return Connection()
@@ -253,6 +210,14 @@ async def test_the_error_for_a_result_that_cannot_be_kept_says_what_to_do() -> N
     async with rk.open_store("memory:"):
         with pytest.raises(rk.NotJsonError, match=r"Connection.*result_type="):
             await make()
+
+
+@for_each_row("annotation", ["Order", "Any", "object", "Unknown", "None", "dict[str, Order]", "BaseModel"])
+def test_an_annotation_that_may_be_kept_or_is_not_known_is_accepted(annotation: str) -> None:
+    async def make() -> None: ...
+
+    make.__annotations__["return"] = annotation
+    rk.idempotent(key=lambda: "k", name=f"make {annotation}")(make)
 
 
 # ---- the same by hand ------------------------------------------------------------------------------------------------

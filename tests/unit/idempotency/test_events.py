@@ -29,7 +29,7 @@ async def test_a_flushed_event_is_not_written_again(one_chain: bool) -> None:
     assert await events_in(store.audit) == [RECOVERED, event("hit")]
 
 
-async def test_on_one_chain_an_event_is_written_with_its_change_and_not_after() -> None:
+async def test_an_event_is_written_with_its_change_on_one_chain_and_after_it_on_two() -> None:
     store = MemoryStore(VirtualClock())
     events = KeyEvents(Journal(store.audit), event, one_chain=True)
     events.with_record.append(RECOVERED)
@@ -39,8 +39,6 @@ async def test_on_one_chain_an_event_is_written_with_its_change_and_not_after() 
     await events.flush()
     assert await events_in(store.audit) == []
 
-
-async def test_on_two_chains_an_event_is_written_after_its_change_and_not_with_it() -> None:
     store = MemoryStore(VirtualClock())
     events = KeyEvents(Journal(store.audit), event, one_chain=False)
     events.with_record.append(RECOVERED)

@@ -7,7 +7,8 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
@@ -33,6 +34,7 @@ from reefknot.errors import (
 )
 from reefknot.idempotency.ledger import ledger
 from reefknot.idempotency.ledger.claims import LARGEST_RESULT
+from tests.rows import for_each_row
 
 pytestmark = pytest.mark.real_time
 
@@ -70,8 +72,6 @@ BEGINS_BY_ITSELF: dict[str, Connect] = {
 if sys.version_info >= (3, 12):
     BEGINS_BY_ITSELF["sqlite3 autocommit"] = with_sqlite3(autocommit=True)
 
-connects = pytest.mark.parametrize("connect", BEGINS_BY_ITSELF.values(), ids=BEGINS_BY_ITSELF.keys())
-
 
 def plain(path: str, beside: Any = None) -> Any:
     """
@@ -86,25 +86,31 @@ def plain(path: str, beside: Any = None) -> Any:
 def path(tmp_path: Path) -> str:
     """A database that holds one table of the caller's."""
     path = str(tmp_path / "app.db")
-    conn = plain(path)
-    conn.execute("PRAGMA journal_mode = WAL")
-    conn.execute("CREATE TABLE effect (n INTEGER)")
-    conn.close()
+    with closing(plain(path)) as conn:
+        conn.execute("PRAGMA journal_mode = WAL")
+        conn.execute("CREATE TABLE effect (n INTEGER)")
     return path
 
 
+@pytest.fixture
+def conn(request: pytest.FixtureRequest, path: str) -> Iterator[Any]:
+    """The caller's connection to it."""
+    with closing(getattr(request, "param", sqlite3.connect)(path)) as conn:
+        yield conn
+
+
+connects = pytest.mark.parametrize("conn", BEGINS_BY_ITSELF.values(), ids=BEGINS_BY_ITSELF.keys(), indirect=True)
+
+
 def effects(path: str, beside: Any = None) -> int:
-    conn = plain(path, beside)
-    ((count,),) = list(conn.execute("SELECT count(*) FROM effect"))
-    conn.close()
+    with closing(plain(path, beside)) as conn:
+        ((count,),) = list(conn.execute("SELECT count(*) FROM effect"))
     return int(count)
 
 
-def records(path: str) -> list[tuple[str, str, str | None]]:
-    conn = plain(path)
-    found = list(conn.execute("SELECT key, fingerprint, result FROM reefknot_ledger ORDER BY key"))
-    conn.close()
-    return found
+def records(path: str, beside: Any = None) -> list[tuple[str, str, str | None]]:
+    with closing(plain(path, beside)) as conn:
+        return list(conn.execute("SELECT key, fingerprint, result FROM reefknot_ledger ORDER BY key"))
 
 
 def pay(conn: Any, key: str = "a", *, amount: int = 20, wait: float = 10.0) -> Any:
@@ -139,34 +145,26 @@ def enter(block: Any) -> None:
 
 
 @connects
-def test_the_second_call_of_a_key_gets_the_first_ones_result_and_has_no_effect(connect: Connect, path: str) -> None:
-    conn = connect(path)
-
+def test_the_second_call_of_a_key_gets_the_first_ones_result_and_has_no_effect(conn: Any, path: str) -> None:
     assert pay(conn, amount=20) == {"paid": 20}
     assert pay(conn, amount=99) == {"paid": 20}
     assert not conn.in_transaction
-    conn.close()
-
-    assert effects(path) == 1
-    assert records(path) == [("a", "", '{"paid":20}')]
+    assert effects(path, conn) == 1
+    assert records(path, conn) == [("a", "", '{"paid":20}')]
 
 
 @connects
-def test_an_exception_undoes_the_effect_and_the_record_and_propagates(connect: Connect, path: str) -> None:
-    conn = connect(path)
+def test_an_exception_undoes_the_effect_and_the_record_and_propagates(conn: Any, path: str) -> None:
     with pytest.raises(ZeroDivisionError):
         write_and_fail(conn)
     assert not conn.in_transaction
     assert effects(path, conn) == 0
-
     assert pay(conn) == {"paid": 20}
-    conn.close()
-    assert effects(path) == 1
+    assert effects(path, conn) == 1
 
 
 @connects
-def test_a_block_joins_an_open_transaction_and_leaves_the_commit_to_the_caller(connect: Connect, path: str) -> None:
-    conn = connect(path)
+def test_a_block_joins_an_open_transaction_and_leaves_the_commit_to_the_caller(conn: Any, path: str) -> None:
     conn.execute("BEGIN")
     pay(conn)
     assert conn.in_transaction
@@ -176,27 +174,22 @@ def test_a_block_joins_an_open_transaction_and_leaves_the_commit_to_the_caller(c
     conn.execute("BEGIN")
     pay(conn)
     conn.execute("COMMIT")
-    conn.close()
-    assert (effects(path), len(records(path))) == (1, 1)
+    assert (effects(path, conn), len(records(path, conn))) == (1, 1)
 
 
 @connects
-def test_in_a_joined_transaction_an_exception_undoes_the_block_alone(connect: Connect, path: str) -> None:
-    conn = connect(path)
+def test_in_a_joined_transaction_an_exception_undoes_the_block_alone(conn: Any, path: str) -> None:
     conn.execute("BEGIN")
     conn.execute("INSERT INTO effect VALUES (0)")
     pay(conn, "earlier")
     with pytest.raises(ZeroDivisionError):
         write_and_fail(conn)
     conn.execute("COMMIT")
-    conn.close()
-
-    assert effects(path) == 2
-    assert [key for key, *_ in records(path)] == ["earlier"]
+    assert effects(path, conn) == 2
+    assert [key for key, *_ in records(path, conn)] == ["earlier"]
 
 
-def test_nested_blocks_of_one_caller_share_the_outer_ones_end(path: str) -> None:
-    conn = sqlite3.connect(path)
+def test_nested_blocks_of_one_caller_share_the_outer_ones_end(conn: Any, path: str) -> None:
     with ledger(conn).once("outer"):
         pay(conn, "inner")
         with pytest.raises(ZeroDivisionError):
@@ -208,8 +201,6 @@ def test_nested_blocks_of_one_caller_share_the_outer_ones_end(path: str) -> None
     outer.__enter__()
     pay(conn, "another inner")
     outer.__exit__(ValueError, ValueError(), None)
-    conn.close()
-
     assert effects(path) == 1
     assert [key for key, *_ in records(path)] == ["inner", "outer"]
 
@@ -227,33 +218,19 @@ if sys.version_info >= (3, 12):
         assert effects(path) == 1
 
 
-def test_leaving_without_a_result_records_null_and_that_is_a_hit(path: str) -> None:
-    conn = sqlite3.connect(path)
-    with ledger(conn).once("a") as first:
-        assert not first.done
-        assert first.result is None
-    with ledger(conn).once("a") as second:
-        assert second.done
-        assert second.result is None
-    conn.close()
+def test_leaving_without_a_result_records_null_and_that_is_a_hit(conn: Any, path: str) -> None:
+    for done in (False, True):
+        with ledger(conn).once("a") as claim:
+            assert (claim.done, claim.result) == (done, None)
     assert records(path) == [("a", "", "null")]
 
 
-def test_a_body_that_forgets_to_look_has_no_second_effect(path: str) -> None:
-    conn = sqlite3.connect(path)
+def test_a_body_that_forgets_to_look_has_no_second_effect_and_may_not_set_a_result(conn: Any, path: str) -> None:
     for _ in range(2):
         with ledger(conn).once("a"):
             conn.execute("INSERT INTO effect VALUES (1)")
-    conn.close()
-    assert effects(path) == 1
-
-
-def test_setting_the_result_of_a_finished_key_is_refused_and_the_effect_undone(path: str) -> None:
-    conn = sqlite3.connect(path)
-    pay(conn)
     with pytest.raises(IdempotencyError, match=r"if claim\.done"):
         write_and_answer(conn, "again")
-    conn.close()
     assert effects(path) == 1
 
 
@@ -267,17 +244,12 @@ async def _pay_async(conn: Any) -> Any:
 
 
 @connects
-def test_async_with_does_the_same(connect: Connect, path: str) -> None:
-    conn = connect(path)
-    answers = [asyncio.run(_pay_async(conn)) for _ in range(2)]
-    conn.close()
-
-    assert answers == [{"paid": 20}, {"paid": 20}]
-    assert effects(path) == 1
+def test_async_with_does_the_same(conn: Any, path: str) -> None:
+    assert [asyncio.run(_pay_async(conn)) for _ in range(2)] == [{"paid": 20}] * 2
+    assert effects(path, conn) == 1
 
 
-async def test_a_cancelled_task_undoes_its_block(path: str) -> None:
-    conn = sqlite3.connect(path)
+async def test_a_cancelled_task_undoes_its_block(conn: Any, path: str) -> None:
     inside = asyncio.Event()
 
     async def work() -> None:
@@ -292,7 +264,6 @@ async def test_a_cancelled_task_undoes_its_block(path: str) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not conn.in_transaction
-    conn.close()
     assert effects(path) == 0
 
 
@@ -304,114 +275,62 @@ class Receipt(msgspec.Struct):
     lines: tuple[str, ...]
 
 
-def test_a_result_comes_back_as_json_or_as_its_type_to_the_first_caller_too(path: str) -> None:
-    conn = sqlite3.connect(path)
+class Model(pydantic.BaseModel):
+    number: int
+    lines: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize("kind", [Receipt, Model])
+def test_a_result_comes_back_as_json_or_as_its_type_to_the_first_caller_too(conn: Any, kind: Any) -> None:
+    given = kind(number=7, lines=("tea",))
     with ledger(conn).once("a") as claim:
-        claim.result = Receipt(7, ("tea",))
-    for _ in range(2):
-        assert claim.result == {"number": 7, "lines": ["tea"]}
-        assert claim.result_as(Receipt) == Receipt(7, ("tea",))
-        with ledger(conn).once("a") as claim:
-            assert claim.done
-    with pytest.raises(msgspec.ValidationError):
-        claim.result_as(list[int])
-    conn.close()
-
-
-def test_a_model_of_pydantic_comes_back_as_its_type(path: str) -> None:
-    class Model(pydantic.BaseModel):
-        number: int
-        lines: tuple[str, ...] = ()
-
-    conn = sqlite3.connect(path)
-    with ledger(conn).once("a") as claim:
-        claim.result = [Model(number=7, lines=("tea",))]
+        claim.result = [given]
     for _ in range(2):
         assert claim.result == [{"number": 7, "lines": ["tea"]}]
-        assert claim.result_as(list[Model]) == [Model(number=7, lines=("tea",))]
+        assert claim.result_as(list[kind]) == [given]
         with ledger(conn).once("a") as claim:
             assert claim.done
     with pytest.raises(msgspec.ValidationError):
-        claim.result_as(Model)
-    conn.close()
+        claim.result_as(kind)
 
 
 @pytest.mark.parametrize(
     ("value", "error"),
     [(object(), NotJsonError), (float("nan"), NotJsonError), ("x" * LARGEST_RESULT, ResultTooLargeError)],
 )
-def test_a_result_that_cannot_be_recorded_undoes_the_effect(path: str, value: object, error: type[Exception]) -> None:
-    conn = sqlite3.connect(path)
+def test_a_result_that_cannot_be_recorded_undoes_the_effect(
+    conn: Any, path: str, value: object, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         write_and_answer(conn, value)
-    conn.close()
     assert effects(path) == 0
 
 
-def test_a_result_of_the_largest_size_is_kept(path: str) -> None:
-    conn = sqlite3.connect(path)
+def test_a_result_of_the_largest_size_is_kept_and_a_block_is_entered_once(conn: Any) -> None:
     with ledger(conn).once("a") as claim:
         claim.result = "x" * (LARGEST_RESULT - 2)
     with ledger(conn).once("a") as claim:
         assert len(claim.result) == LARGEST_RESULT - 2
-    conn.close()
+
+    block = ledger(conn).once("a")
+    enter(block)
+    with pytest.raises(IdempotencyError, match="entered before"):
+        enter(block)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_a_key_with_another_fingerprint_is_refused_with_both(path: str) -> None:
-    conn = sqlite3.connect(path)
+def test_a_key_with_another_fingerprint_is_refused_with_both(conn: Any) -> None:
     book = ledger(conn)
-    with book.once("a", fingerprint="f1"):
-        pass
+    enter(book.once("a", fingerprint="f1"))
     with pytest.raises(KeyConflictError) as caught:
         enter(book.once("a", fingerprint="f2"))
     assert (caught.value.recorded, caught.value.given) == ("f1", "f2")
     assert not conn.in_transaction
-    with book.once("a") as unsaid:
-        assert unsaid.done
-    with book.once("a", fingerprint="f1") as same:
-        assert same.done
-    conn.close()
-
-
-@pytest.mark.parametrize(
-    ("key", "error"),
-    [("", ParameterError), (7, ParameterTypeError), ("x" * 513, KeyTooLongError), ("\0", ParameterError)],
-)
-def test_a_bad_key_is_refused(key: Any, error: type[Exception]) -> None:
-    conn = sqlite3.connect(":memory:")
-    with pytest.raises(error):
-        ledger(conn).once(key)
-    conn.close()
-
-
-@pytest.mark.parametrize(
-    "table", ["", "1a", "a-b", 'a"b', "a;DROP TABLE effect", "a.b.c", "a b", "x" * 64, "ü", "a\n", 7]
-)
-def test_a_table_name_that_is_no_identifier_is_refused(table: Any) -> None:
-    conn = sqlite3.connect(":memory:")
-    with pytest.raises(ParameterError):
-        ledger(conn, table=table)
-    conn.close()
-
-
-@pytest.mark.parametrize("table", ["order", "main.select", "_x9"])
-def test_a_table_name_may_be_qualified_or_a_word_of_sql(table: str, path: str) -> None:
-    conn = sqlite3.connect(path)
-    for expected in (False, True):
-        with ledger(conn, table=table).once("a") as claim:
-            assert claim.done is expected
-    conn.close()
-
-
-@pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), True, "1"])
-def test_a_wait_that_is_no_time_is_refused(wait: Any) -> None:
-    conn = sqlite3.connect(":memory:")
-    with pytest.raises(ParameterError):
-        ledger(conn, wait=wait)
-    conn.close()
+    for same in (book.once("a"), book.once("a", fingerprint="f1")):
+        with same as claim:
+            assert claim.done
 
 
 def test_what_is_no_connection_of_a_known_driver_is_refused() -> None:
@@ -423,14 +342,31 @@ def test_what_is_no_connection_of_a_known_driver_is_refused() -> None:
             ledger(thing)
 
 
-def test_a_block_is_entered_once(path: str) -> None:
-    conn = sqlite3.connect(path)
-    block = ledger(conn).once("a")
-    with block:
-        pass
-    with pytest.raises(IdempotencyError, match="entered before"):
-        enter(block)
-    conn.close()
+TABLES = ("", "1a", "a-b", 'a"b', "a;DROP TABLE effect", "a.b.c", "a b", "x" * 64, "ü", "a\n", 7)
+
+
+@for_each_row(
+    ("options", "key", "error"),
+    [
+        *(({}, key, ParameterError) for key in ("", "\0")),
+        ({}, 7, ParameterTypeError),
+        ({}, "x" * 513, KeyTooLongError),
+        *(({"table": table}, "a", ParameterError) for table in TABLES),
+        *(({"wait": wait}, "a", ParameterError) for wait in (-1, float("nan"), float("inf"), True, "1")),
+    ],
+)
+def test_a_bad_key_a_table_that_is_no_identifier_and_a_wait_that_is_no_time_are_refused(
+    options: Any, key: Any, error: type[Exception], conn: Any
+) -> None:
+    with pytest.raises(error):
+        ledger(conn, **options).once(key)
+
+
+@pytest.mark.parametrize("table", ["order", "main.select", "_x9"])
+def test_a_table_name_may_be_qualified_or_a_word_of_sql(conn: Any, table: str) -> None:
+    for expected in (False, True):
+        with ledger(conn, table=table).once("a") as claim:
+            assert claim.done is expected
 
 
 def commit(conn: Any) -> None:
@@ -454,8 +390,9 @@ def write_and_end(conn: Any, end: Callable[[Any], None]) -> None:
 
 @pytest.mark.parametrize("end", [commit, commit_and_go_on, roll_back])
 @pytest.mark.parametrize("joined", [False, True])
-def test_a_block_that_ends_its_own_transaction_is_told(path: str, end: Callable[[Any], None], joined: bool) -> None:
-    conn = sqlite3.connect(path)
+def test_a_block_that_ends_its_own_transaction_is_told(
+    conn: Any, path: str, end: Callable[[Any], None], joined: bool
+) -> None:
     if joined:
         conn.execute("BEGIN")
     with pytest.raises(IdempotencyError, match="ended its own transaction"):
@@ -467,32 +404,37 @@ def test_a_block_that_ends_its_own_transaction_is_told(path: str, end: Callable[
     else:  # committed without its result: whether the whole effect happened, nobody can tell
         with pytest.raises(OutcomeUnknownError):
             pay(conn)
-    conn.close()
     assert effects(path) == 1
 
 
-def test_a_table_of_another_shape_is_named(path: str) -> None:
-    conn = sqlite3.connect(path)
-    with pytest.raises(StoreVersionError, match="not a ledger"):
-        enter(ledger(conn, table="effect").once("a"))
+def read_only(path: str) -> Any:
+    return sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+
+
+def no_database(connect: Connect) -> Connect:
+    def connected(path: str) -> Any:
+        Path(path).write_bytes(b"not a database, but long enough" * 100)
+        return connect(path)
+
+    return connected
+
+
+@pytest.mark.parametrize(
+    ("conn", "table", "error", "says"),
+    [
+        (sqlite3.connect, "effect", StoreVersionError, "not a ledger"),
+        (read_only, "reefknot_ledger", StoreUnavailableError, "may not be written"),
+        (no_database(sqlite3.connect), "reefknot_ledger", StoreCorruptError, None),
+        (no_database(apsw.Connection), "reefknot_ledger", StoreCorruptError, None),
+    ],
+    indirect=["conn"],
+)
+def test_a_file_or_a_table_that_cannot_hold_a_ledger_is_named(
+    conn: Any, table: str, error: type[Exception], says: str | None
+) -> None:
+    with pytest.raises(error, match=says):
+        enter(ledger(conn, table=table).once("a"))
     assert not conn.in_transaction
-    conn.close()
-
-
-def test_a_database_that_may_not_be_written_is_named(path: str) -> None:
-    conn = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    with pytest.raises(StoreUnavailableError, match="may not be written"):
-        enter(ledger(conn).once("a"))
-    conn.close()
-
-
-@pytest.mark.parametrize("connect", [with_sqlite3(), apsw.Connection])
-def test_a_file_that_is_no_database_is_named(connect: Connect, tmp_path: Path) -> None:
-    (tmp_path / "x.db").write_bytes(b"not a database, but long enough" * 100)
-    conn = connect(str(tmp_path / "x.db"))
-    with pytest.raises(StoreCorruptError):
-        enter(ledger(conn).once("a"))
-    conn.close()
 
 
 def test_a_closed_connection_raises_what_the_driver_raises_and_leaves_no_trace(path: str) -> None:
@@ -504,10 +446,26 @@ def test_a_closed_connection_raises_what_the_driver_raises_and_leaves_no_trace(p
         assert caught.value.__cause__ is not caught.value
 
 
+def test_a_busy_handler_of_the_callers_own_is_left_in_place(path: str) -> None:
+    one, two = apsw.Connection(path), apsw.Connection(path)
+    asked = []
+
+    def handler(count: int) -> bool:
+        asked.append(count)
+        return False
+
+    two.set_busy_handler(handler)
+    with ledger(one).once("a"), pytest.raises(KeyInProgressError):
+        pay(two, wait=0)
+    assert asked == [0]
+    one.close()
+    two.close()
+
+
 # ---- two at once -----------------------------------------------------------------------------------------------------
 
 
-@connects
+@pytest.mark.parametrize("connect", BEGINS_BY_ITSELF.values(), ids=BEGINS_BY_ITSELF.keys())
 @pytest.mark.parametrize("first_ends", ["well", "badly"])
 async def test_a_second_task_waits_for_the_first_without_blocking_the_loop(
     connect: Connect, path: str, first_ends: str
@@ -535,36 +493,16 @@ async def test_a_second_task_waits_for_the_first_without_blocking_the_loop(
 
 
 @connects
-def test_a_wait_is_bounded_and_the_busy_timeout_is_put_back(connect: Connect, path: str) -> None:
-    two = connect(path)
-    one = plain(path, two)
-    two.execute("PRAGMA busy_timeout = 3000")
-    with ledger(one).once("a"):
+def test_a_wait_is_bounded_and_the_busy_timeout_is_put_back(conn: Any, path: str) -> None:
+    conn.execute("PRAGMA busy_timeout = 3000")
+    with closing(plain(path, conn)) as one, ledger(one).once("a"):
         with pytest.raises(KeyInProgressError, match="write lock") as caught:
-            pay(two, wait=0.02)
+            pay(conn, wait=0.02)
         assert "lease" not in str(caught.value)
-    assert not two.in_transaction
-    with ledger(two).once("a") as claim:
+    assert not conn.in_transaction
+    with ledger(conn).once("a") as claim:
         assert claim.done
-    assert "3000" in str(next(iter(two.execute("PRAGMA busy_timeout"))))
-    one.close()
-    two.close()
-
-
-def test_a_busy_handler_of_the_callers_own_is_left_in_place(path: str) -> None:
-    one, two = apsw.Connection(path), apsw.Connection(path)
-    asked = []
-
-    def handler(count: int) -> bool:
-        asked.append(count)
-        return False
-
-    two.set_busy_handler(handler)
-    with ledger(one).once("a"), pytest.raises(KeyInProgressError):
-        pay(two, wait=0)
-    assert asked == [0]
-    one.close()
-    two.close()
+    assert "3000" in str(next(iter(conn.execute("PRAGMA busy_timeout"))))
 
 
 def test_a_joined_transaction_that_read_an_old_state_is_told_to_start_over(path: str) -> None:
@@ -580,16 +518,14 @@ def test_a_joined_transaction_that_read_an_old_state_is_told_to_start_over(path:
     assert effects(path) == 1
 
 
-async def test_two_tasks_in_blocks_of_one_connection_are_refused(path: str) -> None:
+async def test_two_tasks_in_blocks_of_one_connection_are_refused(conn: Any, path: str) -> None:
     """Joining, the second would report as done what the first may still undo."""
-    conn = sqlite3.connect(path)
     block = ledger(conn).once("a")
     await block.__aenter__()
     with pytest.raises(IdempotencyError, match="give each its own connection"):
         await asyncio.create_task(_pay_async(conn))
     await block.__aexit__(ValueError, ValueError(), None)
     assert await asyncio.create_task(_pay_async(conn)) == {"paid": 20}
-    conn.close()
     assert effects(path) == 1
 
 
@@ -635,10 +571,8 @@ def test_sixteen_callers_of_each_key_have_one_effect_each(path: str) -> None:
     assert answers == [{"paid": 20}] * 16 * len(keys)
 
 
-def test_control_callers_that_look_and_then_act_have_two_effects(path: str) -> None:
-    conn = sqlite3.connect(path)
-    with ledger(conn).once("makes the table"):
-        pass
+def test_control_callers_that_look_and_then_act_have_two_effects(conn: Any, path: str) -> None:
+    enter(ledger(conn).once("makes the table"))
     conn.close()
     both_looked = Barrier(2)
 

@@ -120,7 +120,12 @@ async def test_a_thread_of_async_code_reaches_the_store_that_is_open_there(url: 
     assert len(effects) == 1
 
 
-def test_where_an_event_loop_runs_the_error_says_what_to_do(url: str) -> None:
+def test_without_a_store_or_where_an_event_loop_runs_the_error_says_what_to_do(url: str) -> None:
+    charge, effects = counted()
+    with pytest.raises(rk.NoStoreError, match=r"with reefknot\.connect_sync\(url\)"):
+        charge("a")
+    assert effects == []
+
     charge, effects = counted()
 
     async def main() -> None:
@@ -131,13 +136,6 @@ def test_where_an_event_loop_runs_the_error_says_what_to_do(url: str) -> None:
         rk.EventLoopRunningError, match=r"write it as an async function.*asyncio\.to_thread\(plain, …\)"
     ):
         asyncio.run(main())
-    assert effects == []
-
-
-def test_without_a_store_the_error_says_what_to_do() -> None:
-    charge, effects = counted()
-    with pytest.raises(rk.NoStoreError, match=r"with reefknot\.connect_sync\(url\)"):
-        charge("a")
     assert effects == []
 
 

@@ -13,11 +13,6 @@ from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import open_store
 
 
-def test_without_an_open_store_there_is_none_and_the_error_says_how_to_get_one() -> None:
-    with pytest.raises(NoStoreError, match="open_store"):
-        store_in_scope()
-
-
 async def test_the_innermost_open_store_is_in_scope_also_for_tasks_started_inside() -> None:
     async def seen() -> object:
         return store_in_scope()
@@ -27,12 +22,14 @@ async def test_the_innermost_open_store_is_in_scope_also_for_tasks_started_insid
         async with open_store("memory:") as inner:
             assert store_in_scope() is inner
             assert await asyncio.create_task(seen()) is inner
-        assert store_in_scope() is outer
+        with pytest.raises(ZeroDivisionError):
+            async with open_store("memory:"):
+                raise ZeroDivisionError
     with pytest.raises(NoStoreError):
         store_in_scope()
 
 
-async def test_a_store_opened_in_one_task_is_not_in_the_scope_of_another() -> None:
+async def test_a_store_is_in_scope_of_its_task_and_of_no_other_and_may_be_left_in_another() -> None:
     opened, looked = asyncio.Event(), asyncio.Event()
 
     async def opening() -> None:
@@ -47,8 +44,6 @@ async def test_a_store_opened_in_one_task_is_not_in_the_scope_of_another() -> No
     looked.set()
     await task
 
-
-async def test_a_scope_may_be_left_in_another_task_than_it_was_entered_in() -> None:
     scope = in_scope(MemoryStore(VirtualClock()))
 
     async def enter() -> None:
@@ -56,13 +51,5 @@ async def test_a_scope_may_be_left_in_another_task_than_it_was_entered_in() -> N
 
     await asyncio.create_task(enter())
     scope.__exit__(None, None, None)
-    with pytest.raises(NoStoreError):
-        store_in_scope()
-
-
-async def test_an_error_inside_leaves_the_scope() -> None:
-    with pytest.raises(ZeroDivisionError):
-        async with open_store("memory:"):
-            raise ZeroDivisionError
     with pytest.raises(NoStoreError):
         store_in_scope()

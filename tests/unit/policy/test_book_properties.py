@@ -124,12 +124,9 @@ FAILURES: list[Failure | None] = [
         ]
     ),
 ]
-TARGETS = ["block:http", "block:http.request", "block:fs", "block:other", "operation:kv.get", "operation:nats.publish"]
-TARGETS += [
-    "operation:billing.charge",
-    "connector:local_files",
-    "connector:imap_mailbox",
-    "connector:github_repository",
+TARGETS = [
+    *("block:http", "block:http.request", "block:fs", "block:other", "operation:kv.get", "operation:nats.publish"),
+    *("operation:billing.charge", "connector:local_files", "connector:imap_mailbox", "connector:github_repository"),
 ]
 
 few = settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -183,14 +180,7 @@ BLOCK_WORDS: dict[str, tuple[str, Any]] = {
     "multiplier": ("exponential_base", float),
     "strategy": ("strategy", str),
 }
-BLOCK_BUILT_IN = {
-    "max_attempts": 4,
-    "base_delay": 0.1,
-    "max_delay": 30.0,
-    "jitter": "full",
-    "multiplier": 2.0,
-    "strategy": "exponential_backoff",
-}
+BLOCK_BUILT_IN = dict(zip(BLOCK_WORDS, (4, 0.1, 30.0, "full", 2.0, "exponential_backoff"), strict=True))
 
 
 def walk_block(v2: Mapping[str, Any], target: str, failure: Failure | None) -> list[tuple[Layer, Mapping[str, Any]]]:
@@ -270,22 +260,14 @@ def test_the_layer_that_is_named_is_the_one_whose_value_won(configuration: dict[
 @few
 @given(CONFIGURATIONS)
 def test_connectors_and_sources_follow_the_written_words(configuration: dict[str, Any]) -> None:
+    files = {"max_attempts": 3, "base_delay_seconds": 30, "max_delay_seconds": 300}
+    mail = {"max_attempts": 5, "base_delay_seconds": 120, "max_delay_seconds": 1800}
+    hub = {"max_attempts": 5, "base_delay_seconds": 300, "max_delay_seconds": 3600, "rate_limit_delay_seconds": 900}
     defaults: dict[str, dict[str, Any]] = {
-        "local_files": {"max_attempts": 3, "base_delay_seconds": 30, "max_delay_seconds": 300},
-        "obsidian_vault": {"max_attempts": 3, "base_delay_seconds": 30, "max_delay_seconds": 300},
-        "imap_mailbox": {
-            "max_attempts": 5,
-            "base_delay_seconds": 120,
-            "max_delay_seconds": 1800,
-            "transient_max_attempts": 7,
-            "rate_limit_delay_seconds": 600,
-        },
-        "github_repository": {
-            "max_attempts": 5,
-            "base_delay_seconds": 300,
-            "max_delay_seconds": 3600,
-            "rate_limit_delay_seconds": 900,
-        },
+        "local_files": files,
+        "obsidian_vault": files,
+        "imap_mailbox": {**mail, "transient_max_attempts": 7, "rate_limit_delay_seconds": 600},
+        "github_repository": hub,
     }
     book = load_valid(configuration)
     for target, source, failure, policy in asked(book):

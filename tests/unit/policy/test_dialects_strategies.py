@@ -58,15 +58,24 @@ BLOCK = "worker: {retries: {v2: {block_policies: {http: {strategy: NAME, base_de
 CONNECTOR = "retry_policies: {imap_mailbox: {strategy: NAME}}"
 
 
-def test_a_block_and_a_connector_may_follow_a_strategy_of_another_package() -> None:
+def test_a_strategy_of_another_package_is_known_to_blocks_connectors_and_the_connectors_own_front(
+    tmp_path: Path,
+) -> None:
     book = rk.PolicyBook.loads(f"{BLOCK}\n{CONNECTOR}".replace("NAME", "staircase"))
     policy = book.resolve("block:http.request", code="http_error", http_status=503, retry_count=7)
     waits = [one.max for one in book.explain("block:http", failure_from_facts(http_status=503), retry_count=7).schedule]
-
     assert policy.strategy == "staircase"
     assert waits == [1, 1, 1, 2, 2, 2, 3]
     assert policy.provenance["strategy"].source.startswith("<text>:1:")
     assert book.resolve("connector:imap_mailbox").strategy == "staircase"
+
+    path = tmp_path / "reefknot.yaml"
+    path.write_text(CONNECTOR.replace("NAME", "staircase"))
+    front = RetryPolicyRegistry(path).get_policy("imap_mailbox")
+    assert front.strategy == "staircase"
+    assert front.model_copy(update={"jitter_factor": 0.0}).calculate_delay(4) == 2 * front.base_delay_seconds
+    with pytest.raises(ValueError, match="'stairs' is not accepted"):
+        ConnectorPolicy(connector_type="x", strategy="stairs")
 
 
 @for_each_row("text", [BLOCK, CONNECTOR])
@@ -90,29 +99,16 @@ def test_a_strategy_that_cannot_be_used_is_told_with_its_place(text: str, name: 
     assert ".strategy: " in problem
 
 
-def test_only_what_is_named_is_loaded() -> None:
+def test_only_what_is_named_is_loaded_unless_all_are_asked_for() -> None:
     rk.PolicyBook.loads(CONNECTOR.replace("NAME", "linear_backoff"))
     assert CUSTOM_STRATEGIES == {}
     rk.PolicyBook.loads(CONNECTOR.replace("NAME", "staircase"))
     assert set(CUSTOM_STRATEGIES) == {"staircase"}
+    CUSTOM_STRATEGIES.clear()
 
-
-def test_all_of_them_can_be_loaded_and_what_cannot_is_told() -> None:
     problems = strategies.load_all()
-
     assert set(CUSTOM_STRATEGIES) == {"staircase"}
     assert [problem.partition(" (")[0] for problem in problems] == [
         "the strategy cannot be loaded",
         "the strategy cannot be used: moody='-1.0, then -1.0 for retry 0' is not accepted: a function of",
     ]
-
-
-def test_the_connectors_own_front_knows_it_too(tmp_path: Path) -> None:
-    path = tmp_path / "reefknot.yaml"
-    path.write_text(CONNECTOR.replace("NAME", "staircase"))
-    policy = RetryPolicyRegistry(path).get_policy("imap_mailbox")
-
-    assert policy.strategy == "staircase"
-    assert policy.model_copy(update={"jitter_factor": 0.0}).calculate_delay(4) == 2 * policy.base_delay_seconds
-    with pytest.raises(ValueError, match="'stairs' is not accepted"):
-        ConnectorPolicy(connector_type="x", strategy="stairs")

@@ -43,15 +43,15 @@ def test_another_suffix_is_refused_and_the_accepted_ones_are_named(name: str, tm
     assert ".yaml, .yml, .json, .toml" in mistake(written(tmp_path, name, "a: 1"))
 
 
-@for_each_row("kind", ["yaml", "json", "toml"])
-@for_each_row("text", ["", "\n\n", "\ufeff", "  \n"])
-def test_an_empty_document_is_an_empty_mapping(text: str, kind: Format) -> None:
+@for_each_row(
+    ("kind", "text"),
+    [
+        *((kind, text) for kind in ("yaml", "json", "toml") for text in ("", "\n\n", "\ufeff", "  \n")),
+        *(("yaml", text) for text in ("# only a comment\n", "---\n", "---\n...\n")),
+    ],
+)
+def test_a_document_that_says_nothing_is_an_empty_mapping(kind: Format, text: str) -> None:
     assert read_text(text, format=kind).value == {}
-
-
-@pytest.mark.parametrize("text", ["# only a comment\n", "---\n", "---\n...\n"])
-def test_yaml_that_says_nothing_is_an_empty_mapping(text: str) -> None:
-    assert read_text(text).value == {}
 
 
 @for_each_row("text", ["- a\n", "just text\n", "null\n", "''\n", "5\n"])
@@ -60,34 +60,29 @@ def test_a_document_that_is_no_mapping_is_refused(text: str) -> None:
         read_text(text)
 
 
-def test_a_byte_order_mark_does_not_move_the_first_column() -> None:
-    assert read_text("\ufeffa: 1").mark(("a",)) == Mark("<text>", 1, 1)
-
-
-def test_a_missing_file_is_an_error_of_its_own(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationMissingError, match="there is no such file"):
-        read_file(tmp_path / "none.yaml")
-    with pytest.raises(ConfigurationMissingError, match="there is no such file"):
-        read_file(written(tmp_path, "file", "") / "below.yaml")
-
-
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").mkdir()
-    assert mistake(tmp_path / "c.yaml") == "c.yaml: is a directory, not a file"
-
-
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "c.yaml")
-    assert mistake(tmp_path / "c.yaml") == "c.yaml: is not a regular file"
-
-
-def test_a_device_is_refused() -> None:
+def test_what_is_no_file_that_can_be_read_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    for missing in (tmp_path / "none.yaml", written(tmp_path, "file", "") / "below.yaml"):
+        with pytest.raises(ConfigurationMissingError, match="there is no such file"):
+            read_file(missing)
+    (tmp_path / "folder.yaml").mkdir()
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "link.yaml")
+    assert mistake(tmp_path / "folder.yaml") == "folder.yaml: is a directory, not a file"
+    assert mistake(tmp_path / "pipe.yaml") == "pipe.yaml: is not a regular file"
     assert stat.S_ISCHR(os.stat("/dev/zero").st_mode)
     assert "is not a regular file" in mistake("/dev/zero")
+    assert "cannot be read" in mistake(tmp_path / "link.yaml")
+    assert "not a possible file name" in mistake("c\x00.yaml")
+    assert "cannot be read" in mistake("x" * 5000 + ".yaml")
 
 
-def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a stand-in for the system's answer: the superuser may read everything."""
+def test_bad_utf8_is_found_with_its_place_and_a_file_that_may_not_be_read_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "c.yaml", "a: é\nb: é".encode() + b"\xff\n")
+    assert mistake(path) == "c.yaml:2:5: is not UTF-8: byte 0xff at offset 11"
+
+    # by a stand-in for the system's answer: the superuser may read everything
     path = written(tmp_path, "c.yaml", "a: 1")
 
     def denied(*_: object) -> int:
@@ -97,34 +92,21 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest
     assert mistake(path) == "c.yaml: may not be read: permission denied"
 
 
-def test_a_link_to_itself_and_an_impossible_name_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").symlink_to(tmp_path / "c.yaml")
-    assert "cannot be read" in mistake(tmp_path / "c.yaml")
-    assert "not a possible file name" in mistake("c\x00.yaml")
-    assert "cannot be read" in mistake("x" * 5000 + ".yaml")
-
-
-def test_bad_utf8_is_found_with_line_column_and_offset(tmp_path: Path) -> None:
-    path = written(tmp_path, "c.yaml", "a: é\nb: é".encode() + b"\xff\n")
-    assert mistake(path) == "c.yaml:2:5: is not UTF-8: byte 0xff at offset 11"
-    assert "UTF-16" in mistake(written(tmp_path, "d.yaml", "a: 1".encode("utf-16")))
-
-
-def test_a_typo_in_the_middle_of_a_long_file_is_found_with_its_line(tmp_path: Path) -> None:
-    lines = [f"key{number}: {{enabled: true}}" for number in range(1, 301)]
-    lines[149] = "key150: {enabled: true"
-    assert mistake(written(tmp_path, "c.yaml", "\n".join(lines))).startswith("c.yaml:151:")
-
-
-def test_the_mark_of_a_path_is_the_nearest_that_is_known() -> None:
+def test_the_mark_of_a_path_is_the_nearest_that_is_known_and_a_byte_order_mark_moves_none() -> None:
     tree = read_text("a:\n  b: [1]\n", name="f")
     assert str(tree.mark(("a", "b", 0))) == "f:2:7"
     assert str(tree.mark(("a", "b", 7, "x"))) == "f:2:3"
     assert str(tree.mark(("a", "missing"))) == "f:1:1"
     assert tree.mark(("z",)) == tree.mark(())
 
+    assert read_text("\ufeffa: 1").mark(("a",)) == Mark("<text>", 1, 1)
 
-def test_marks_and_problems_are_one_printable_line() -> None:
+    tree = Tree({}, {(): Mark("f")})
+    with pytest.raises(AttributeError):
+        tree.value = {}  # type: ignore[misc]
+
+
+def test_marks_and_problems_are_one_printable_line_and_a_path_is_shown_as_it_may_be_written() -> None:
     assert str(Mark("f", 3, 4)) == "f:3:4"
     assert str(Mark("f", 3)) == "f:3"
     assert str(Mark("environment X")) == "environment X"
@@ -132,8 +114,6 @@ def test_marks_and_problems_are_one_printable_line() -> None:
     assert str(Problem(Mark("f"), "", "is wrong")) == "f: is wrong"
     assert str(Problem(Mark("f\n\x1b[2J", 1, 2), "a\r", "b\u2028c")) == "f\\n\\x1b[2J:1:2: a\\r: b\\u2028c"
 
-
-def test_a_path_is_shown_as_it_may_be_written() -> None:
     assert dotted(()) == ""
     assert dotted(("worker", "retries", "v2")) == "worker.retries.v2"
     assert dotted(("sources", 0, "name")) == "sources[0].name"
@@ -151,7 +131,7 @@ def test_a_near_miss_is_suggested_and_a_far_one_is_not() -> None:
     assert suggest("max_attempts" * 1000, accepted) == ""
 
 
-def test_the_error_lists_every_problem_up_to_fifty_and_counts_the_rest() -> None:
+def test_the_error_lists_problems_up_to_fifty_counts_the_rest_and_survives_a_journey() -> None:
     problems = [Problem(Mark("f", line, 1), "a", "is wrong") for line in range(1, 53)]
     error = ConfigurationError(problems)
     assert isinstance(error, ReefknotError)
@@ -161,8 +141,6 @@ def test_the_error_lists_every_problem_up_to_fifty_and_counts_the_rest() -> None
     assert str(ConfigurationError(["two\nlines"])) == "two lines"
     assert str(ConfigurationError([])) != ""
 
-
-def test_the_error_survives_a_journey_between_processes() -> None:
     import copy
     import pickle
 
@@ -179,9 +157,3 @@ def test_reading_loads_no_parser_before_there_is_text_for_it() -> None:
     code = f"import sys, reefknot.policy.layers; print([name for name in {parsers} if name in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
-
-
-def test_a_tree_is_frozen() -> None:
-    tree = Tree({}, {(): Mark("f")})
-    with pytest.raises(AttributeError):
-        tree.value = {}  # type: ignore[misc]

@@ -73,7 +73,7 @@ def test_a_form_that_lines_cannot_extend_is_refused_with_the_entry(text: str, wr
         longer(text, written_in)
 
 
-def test_a_table_is_added_to_toml() -> None:
+def test_a_table_is_added_to_toml_and_a_file_with_mistakes_is_refused_as_it_is() -> None:
     values = {key: value for key, value in VALUES.items() if key != "deep"} | {"deep": {"a b": [1, 2]}}
     text = '# ours\n[sources."a b"]\nconnector = "x_y"'
     found, added = with_entry(text, "sources", "no.tes", values=values, file="f", written_in="toml")
@@ -81,14 +81,12 @@ def test_a_table_is_added_to_toml() -> None:
     assert added in found
     assert read_text(found, format="toml").value["sources"]["no.tes"] == values
 
+    with pytest.raises(ConfigurationError, match="already given"):
+        longer("engine: a\nengine: b\n")
+
 
 @pytest.mark.parametrize("indent", [None, 1, 2, 4, "\t"])
 def test_json_keeps_its_indentation(indent: int | str | None) -> None:
     old = {"engine": "memory", "sources": {"a": {"connector": "x_y"}}}
     text = json.dumps(old, indent=indent)
     assert longer(text, "json") == json.dumps(old | {"sources": {**old["sources"], "notes": VALUES}}, indent=indent)  # type: ignore[dict-item]
-
-
-def test_a_file_with_mistakes_is_refused_as_it_is() -> None:
-    with pytest.raises(ConfigurationError, match="already given"):
-        longer("engine: a\nengine: b\n")

@@ -41,29 +41,14 @@ from reefknot.retrying.failures import failure_from
 from tests.rows import for_each_row
 
 MODULES: dict[str, Any] = {
-    "builtins": builtins,
-    "asyncio": asyncio,
-    "concurrent.futures": concurrent.futures,
-    "http.client": http.client,
+    **{
+        module.__name__: module
+        for module in (builtins, asyncio, concurrent.futures, http.client, json, smtplib, socket)
+    },
+    **{module.__name__: module for module in (sqlite3, ssl, subprocess, urllib.error, aiohttp, apsw, httpx2, trio)},
+    **{module.__name__: module for module in (nats.errors, psycopg, psycopg.errors, psycopg_pool, requests)},
+    **{module.__name__: module for module in (requests.exceptions, urllib3.exceptions)},
     "imaplib.IMAP4": imaplib.IMAP4,
-    "json": json,
-    "smtplib": smtplib,
-    "socket": socket,
-    "sqlite3": sqlite3,
-    "ssl": ssl,
-    "subprocess": subprocess,
-    "urllib.error": urllib.error,
-    "aiohttp": aiohttp,
-    "apsw": apsw,
-    "httpx2": httpx2,
-    "nats.errors": nats.errors,
-    "psycopg": psycopg,
-    "psycopg.errors": psycopg.errors,
-    "psycopg_pool": psycopg_pool,
-    "requests": requests,
-    "requests.exceptions": requests.exceptions,
-    "trio": trio,
-    "urllib3.exceptions": urllib3.exceptions,
 }
 
 
@@ -149,18 +134,18 @@ def test_a_class_of_a_module_that_is_loaded_is_found(monkeypatch: pytest.MonkeyP
     assert exception_class("my_steps.BadGatewayError") is BadGatewayError
     assert exception_class("my_steps.BadGatewayError.Inner") is BadGatewayError.Inner
     assert exception_class("my_steps.Missing") is None
+    assert exception_class("reefknot.QueueFullError") is rk.QueueFullError, "an error of ours, by its public name"
+    assert is_known_exception("reefknot.StoreFullError")
+    assert is_known_exception("botocore.exceptions.SSLError")
 
 
-def test_no_module_is_imported_for_a_name_but_those_of_the_list() -> None:
+def test_no_module_is_imported_for_a_name_and_no_code_of_a_loaded_one_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(sys.modules)
     for name in ("this.X", "antigravity.open", "reefknot.__main__.X", "requests.help.X", "idlelib.X"):
         assert exception_names(name) == (name,)
-
     assert set(sys.modules) == before
     assert not any(name.endswith("__main__") for name in LIBRARIES)
 
-
-def test_looking_for_a_class_runs_no_code_of_a_loaded_module(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loud(ModuleType):
         def __getattr__(self, name: str) -> object:
             raise AssertionError(name)
@@ -173,9 +158,3 @@ def test_looking_for_a_class_runs_no_code_of_a_loaded_module(monkeypatch: pytest
 def test_a_name_that_is_no_class_stands_alone(name: str) -> None:
     assert exception_names(name) == (name,)
     assert not is_known_exception(name)
-
-
-def test_an_error_of_ours_is_known_by_its_public_name() -> None:
-    assert exception_class("reefknot.QueueFullError") is rk.QueueFullError
-    assert is_known_exception("reefknot.StoreFullError")
-    assert is_known_exception("botocore.exceptions.SSLError")

@@ -76,24 +76,17 @@ def test_a_yaml_value_without_one_meaning_is_refused_at_its_place(written: str, 
     assert reason in mistake
 
 
-def test_yaml_keys_stay_as_they_are_written() -> None:
+def test_yaml_keys_stay_as_they_are_written_and_every_duplicate_is_reported_with_both_positions() -> None:
     tree = read_text("429: a\non: b\nnull: c\n1.50: d\n0123: e\n'x y': f\n")
     assert list(tree.value) == ["429", "on", "null", "1.50", "0123", "x y"]
 
-
-def test_every_duplicate_key_is_reported_with_both_positions() -> None:
     assert mistakes("a: 1\nb: {c: 1, c: 2}\na: 3\n429: x\n'429': y\n") == [
         "f:3:1: a: the key is already given at line 1, column 1",
         "f:5:1: 429: the key is already given at line 4, column 1",
         "f:2:11: b.c: the key is already given at line 2, column 5",
     ]
+    assert yaml.safe_load("a: 1\na: 3") == {"a": 3}, "the control: the safe loader takes the last without a word"
 
-
-def test_control_the_safe_loader_takes_the_last_duplicate_without_a_word() -> None:
-    assert yaml.safe_load("a: 1\na: 3") == {"a": 3}
-
-
-def test_mistakes_of_many_kinds_are_reported_together() -> None:
     found = mistakes("a: 0123\nb: !own x\nc: .inf\n? [k]\n: 1\n<<: 5\nd: 1\nd: 2\n?\n: 3\n")
     assert [line.split(": ")[0] for line in found] == ["f:4:3", "f:8:1", "f:9:2", "f:6:5", "f:1:4", "f:2:4", "f:3:4"]
 
@@ -104,6 +97,9 @@ def test_an_alias_is_a_copy_and_keeps_the_marks_of_where_it_is_written() -> None
     tree.value["b"]["x"].append(2)
     assert tree.value["a"]["x"] == [1]
     assert places(tree)[("b", "x")] == (1, 8)
+    assert len(mistakes("a: &a {x: 0123}\nb: *a\nc: *a\n")) == 1, "one mistake behind an anchor is one mistake"
+    given_again = read_text("a: &x 1\nb: *x\nc: &x 2\nd: *x\n")
+    assert given_again.value == {"a": 1, "b": 1, "c": 2, "d": 2}
 
 
 def test_a_merge_key_fills_in_what_the_mapping_does_not_say_itself() -> None:
@@ -112,20 +108,9 @@ def test_a_merge_key_fills_in_what_the_mapping_does_not_say_itself() -> None:
     assert tree.value["c"] == {"x": 0, "y": 1, "z": 2}
     assert tree.value["d"] == yaml.safe_load(text)["d"]
     assert places(tree)[("c", "y")] == (1, 14)
-
-
-def test_merge_keys_reach_through_each_other_and_a_quoted_one_is_a_name() -> None:
-    tree = read_text("a: &a {x: 1}\nb: &b {<<: *a, y: 2}\nc: {<<: *b}\nd: {'<<': 5}\n")
-    assert tree.value["c"] == {"x": 1, "y": 2}
-    assert tree.value["d"] == {"<<": 5}
-
-
-def test_one_mistake_behind_an_anchor_is_one_mistake() -> None:
-    assert len(mistakes("a: &a {x: 0123}\nb: *a\nc: *a\n")) == 1
-
-
-def test_an_anchor_may_be_given_anew() -> None:
-    assert read_text("a: &x 1\nb: *x\nc: &x 2\nd: *x\n").value == {"a": 1, "b": 1, "c": 2, "d": 2}
+    reaching = read_text("a: &a {x: 1}\nb: &b {<<: *a, y: 2}\nc: {<<: *b}\nd: {'<<': 5}\n")
+    assert reaching.value["c"] == {"x": 1, "y": 2}
+    assert reaching.value["d"] == {"<<": 5}, "a quoted one is a name"
 
 
 @for_each_row(
@@ -147,11 +132,11 @@ def test_broken_yaml_is_refused_with_line_and_column(text: str, start: str) -> N
     assert mistake.startswith(start)
 
 
-def test_a_yaml_directive_and_one_document_marker_are_accepted() -> None:
+def test_a_directive_and_one_document_marker_are_accepted_and_without_libyaml_all_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert read_text("%YAML 1.1\n---\na: 1\n...\n").value == {"a": 1}
 
-
-def test_without_libyaml_the_same_is_read_at_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a: &a {x: [1, 'two']}\nb:\n  <<: *a\n  429: |\n    long\n"
     with_c = read_text(text)
     monkeypatch.delattr(yaml, "CSafeLoader")
@@ -162,7 +147,7 @@ def test_without_libyaml_the_same_is_read_at_the_same_places(monkeypatch: pytest
 # JSON
 
 
-def test_json_marks_are_of_the_keys_and_of_the_list_items() -> None:
+def test_json_marks_are_of_the_keys_and_its_words_are_not_read_by_the_rules_of_yaml() -> None:
     tree = read_text('{"a": {"b": [1,\n  {"c": null}]}}', format="json")
     assert tree.value == {"a": {"b": [1, {"c": None}]}}
     assert places(tree) == {
@@ -173,8 +158,6 @@ def test_json_marks_are_of_the_keys_and_of_the_list_items() -> None:
         ("a", "b", 1, "c"): (2, 4),
     }
 
-
-def test_json_words_are_not_read_by_the_rules_of_yaml() -> None:
     tree = read_text('{"a": "on", "b": "1e3", "c": 1e3, "on": true, "d": "~", "e": -0.5, "f": "0123"}', format="json")
     assert tree.value == {"a": "on", "b": "1e3", "c": 1000.0, "on": True, "d": "~", "e": -0.5, "f": "0123"}
 
@@ -251,7 +234,7 @@ m = inf_ = 3
 '''.replace("inf_ = ", "")
 
 
-def test_toml_keys_are_found_where_they_stand() -> None:
+def test_toml_keys_are_found_where_they_stand_and_their_duplicates_with_both_positions() -> None:
     tree = read_text(TOML, format="toml")
     assert tree.value["t"]["u"] == {"k": [1, {"z": 2, "y": {"q": "}"}}], "q.r": "1979-05-27T07:32:00"}
     found = places(tree)
@@ -264,6 +247,12 @@ def test_toml_keys_are_found_where_they_stand() -> None:
     assert found[("t", "u", "q.r")] == (11, 1)
     assert found[("arr", 1, "n")] == (15, 1)
     assert found[("arr", 1, "sub", "m")] == (17, 1)
+
+    assert mistakes("a = 1\na = 2\n[b]\nc = 1\n[b]\n[[d]]\nx = 1\n[[d]]\nx = 1\nx = 2\n", "toml") == [
+        "f:2:1: a: the key is already given at line 1, column 1",
+        "f:5:2: b: the key is already given at line 3, column 2",
+        "f:10:1: d[1].x: the key is already given at line 9, column 1",
+    ]
 
 
 def test_every_toml_path_has_a_mark_of_its_own() -> None:
@@ -280,14 +269,6 @@ def test_a_toml_key_has_the_name_the_reader_gives_it(key: str) -> None:
     tree = read_text(f"[t]\n{key} = 1", format="toml")
     (name,) = tree.value["t"]
     assert places(tree)[("t", name)] == (2, 1)
-
-
-def test_toml_duplicates_are_reported_together_with_both_positions() -> None:
-    assert mistakes("a = 1\na = 2\n[b]\nc = 1\n[b]\n[[d]]\nx = 1\n[[d]]\nx = 1\nx = 2\n", "toml") == [
-        "f:2:1: a: the key is already given at line 1, column 1",
-        "f:5:2: b: the key is already given at line 3, column 2",
-        "f:10:1: d[1].x: the key is already given at line 9, column 1",
-    ]
 
 
 @for_each_row(

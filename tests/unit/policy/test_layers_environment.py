@@ -14,10 +14,17 @@ def mistakes(environ: Mapping[str, str]) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_a_variable_says_the_setting_at_its_path() -> None:
+def test_a_variable_says_the_setting_at_its_path_and_the_more_exact_one_wins() -> None:
     tree = environment({"REEFKNOT__WORKER__QUEUE__V2__ENABLED": "on", "PATH": "/bin", "REEFKNOT_CONFIG": "x"})
     assert tree.value == {"worker": {"queue": {"v2": {"enabled": True}}}}
     assert str(tree.mark(("worker", "queue", "v2", "enabled"))) == "environment REEFKNOT__WORKER__QUEUE__V2__ENABLED"
+    for nothing in ("", "  "):
+        assert environment({"REEFKNOT__A__B": nothing}).value == {}
+
+    tree = environment({"REEFKNOT__A__B": "1", "REEFKNOT__A": "{b: 2, c: [3]}"})
+    assert tree.value == {"a": {"b": 1, "c": [3]}}
+    assert str(tree.mark(("a", "b"))) == "environment REEFKNOT__A__B"
+    assert str(tree.mark(("a", "c", 0))) == "environment REEFKNOT__A"
 
 
 @for_each_row(
@@ -33,18 +40,6 @@ def test_a_variable_says_the_setting_at_its_path() -> None:
 def test_a_value_is_a_word_or_one_piece_of_yaml(written: str, meant: Any) -> None:
     read = environment({"REEFKNOT__A": written}).value["a"]
     assert (type(read), read) == (type(meant), meant)
-
-
-@pytest.mark.parametrize("written", ["", "  "])
-def test_an_empty_variable_says_nothing(written: str) -> None:
-    assert environment({"REEFKNOT__A__B": written}).value == {}
-
-
-def test_the_more_exact_variable_wins() -> None:
-    tree = environment({"REEFKNOT__A__B": "1", "REEFKNOT__A": "{b: 2, c: [3]}"})
-    assert tree.value == {"a": {"b": 1, "c": [3]}}
-    assert str(tree.mark(("a", "b"))) == "environment REEFKNOT__A__B"
-    assert str(tree.mark(("a", "c", 0))) == "environment REEFKNOT__A"
 
 
 def test_every_variable_that_cannot_be_read_is_named() -> None:

@@ -41,7 +41,7 @@ def test_the_order_is_named_then_variable_then_nearest_then_home_then_none(proje
     assert find("named.yaml", environ=environ, cwd=here) == named
 
 
-def test_the_users_folder_is_found_without_xdg(project: Path) -> None:
+def test_the_users_folder_is_found_without_xdg_and_a_folder_of_that_name_is_passed_by(project: Path) -> None:
     folder = project.parent / "me" / ".config" / "reefknot"
     folder.mkdir(parents=True)
     file = put(folder / "reefknot.yml")
@@ -49,24 +49,25 @@ def test_the_users_folder_is_found_without_xdg(project: Path) -> None:
     assert find(None, environ={"HOME": home}, cwd=project) == file
     assert find(None, environ={"HOME": home, "XDG_CONFIG_HOME": "relative"}, cwd=project) == file
     assert find(None, environ={}, cwd=project) is None
+    assert find(None, environ={"REEFKNOT_CONFIG": ""}, cwd=project) is None, "an empty variable names no file"
+
+    (project / "deep" / "reefknot.yaml").mkdir()
+    above = put(project / "reefknot.yaml")
+    assert find(None, environ={}, cwd=project / "deep") == above
 
 
-def test_an_empty_variable_names_no_file(project: Path) -> None:
-    assert find(None, environ={"REEFKNOT_CONFIG": ""}, cwd=project) is None
-
-
-def test_two_candidates_in_one_folder_are_a_mistake_that_names_both(project: Path) -> None:
+def test_two_candidates_in_one_folder_and_mistakes_of_file_and_environment_are_told_together(project: Path) -> None:
     put(project / "reefknot.yaml")
     put(project / "reefknot.toml", "a = 1")
     with pytest.raises(ConfigurationError, match=r"holds reefknot\.yaml and reefknot\.toml"):
         find(None, environ={}, cwd=project / "deep")
     assert find("reefknot.toml", environ={}, cwd=project) == project / "reefknot.toml"
 
-
-def test_a_folder_with_the_name_of_a_configuration_is_passed_by(project: Path) -> None:
-    (project / "deep" / "reefknot.yaml").mkdir()
-    above = put(project / "reefknot.yaml")
-    assert find(None, environ={}, cwd=project / "deep") == above
+    (project / "reefknot.toml").unlink()
+    put(project / "reefknot.yaml", "a: 1\na: 2\nb: 0123\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load_tree(environ={"REEFKNOT__A": "[1"}, cwd=project)
+    assert len(caught.value.problems) == 3
 
 
 @pytest.mark.parametrize("name", ["none.yaml", "", "no\x00ne.yaml"])
@@ -82,29 +83,17 @@ def test_a_named_file_that_is_missing_is_an_error_even_when_another_is_there(nam
     else:
         with pytest.raises(ConfigurationError, match="is a directory"):
             load_tree("", environ={}, cwd=project)
-
-
-def test_a_link_that_leads_nowhere_is_an_error_and_not_passed_by(project: Path) -> None:
+    (project / "reefknot.yaml").unlink()
     (project / "reefknot.yaml").symlink_to(project / "gone.yaml")
     with pytest.raises(ConfigurationMissingError, match=r"reefknot\.yaml: there is no such file"):
         load_tree(environ={}, cwd=project)
 
 
-def test_the_environment_lies_over_the_file(project: Path) -> None:
+def test_the_environment_lies_over_the_file_and_counts_without_one(project: Path) -> None:
+    assert load_tree(environ={"REEFKNOT__A": "1"}, cwd=project)[0].value == {"a": 1}
+    assert load_tree(environ={"REEFKNOT__A": "1"}, cwd=project)[1] is None
     file = put(project / "reefknot.yaml", "a: {x: file, y: file}\n")
     tree, path = load_tree(environ={"REEFKNOT__A__Y": "environment"}, cwd=project)
     assert path == file
     assert tree.value == {"a": {"x": "file", "y": "environment"}}
     assert [str(tree.mark(("a", name))) for name in "xy"] == [f"{file}:1:5", "environment REEFKNOT__A__Y"]
-
-
-def test_without_a_file_the_rest_still_counts(project: Path) -> None:
-    tree, path = load_tree(environ={"REEFKNOT__A": "1"}, cwd=project)
-    assert (tree.value, path) == ({"a": 1}, None)
-
-
-def test_mistakes_of_file_and_environment_are_raised_together(project: Path) -> None:
-    put(project / "reefknot.yaml", "a: 1\na: 2\nb: 0123\n")
-    with pytest.raises(ConfigurationError) as caught:
-        load_tree(environ={"REEFKNOT__A": "[1"}, cwd=project)
-    assert len(caught.value.problems) == 3

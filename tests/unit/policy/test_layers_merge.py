@@ -25,7 +25,7 @@ def tree_of(value: dict[str, Any], name: str) -> Tree:
     return read_text(json.dumps(value), name=name, format="json")
 
 
-def test_later_wins_field_by_field_and_lists_replace() -> None:
+def test_later_wins_field_by_field_lists_replace_and_null_is_a_value() -> None:
     below = read_text("a: {x: 1, y: 2}\nlist: [1, 2, 3]\nkept: {deep: {er: 1}}\n", name="below")
     above = read_text("a: {y: 3, z: 4}\nlist: [9]\n", name="above")
     tree = merge(below, above)
@@ -36,35 +36,26 @@ def test_later_wins_field_by_field_and_lists_replace() -> None:
     assert str(tree.mark(("a",))) == "below:1:1"
     assert ("list", 2) not in tree.marks
 
-
-def test_null_given_is_a_value() -> None:
+    # why merging is not associative where kinds differ: the middle layer said null
     assert merge(read_text("a: {x: 1}"), read_text("a: ~")).value == {"a": None}
     assert merge(read_text("a: ~"), read_text("a: {x: 1}")).value == {"a": {"x": 1}}
+    layers = [read_text("a: {x: 1}"), read_text("a: ~"), read_text("a: {}")]
+    assert merge(*layers).value == {"a": {}}
 
 
-def test_a_replaced_mapping_leaves_no_marks_behind() -> None:
+def test_a_merged_tree_keeps_no_marks_of_what_was_replaced_and_shares_nothing_with_its_parts() -> None:
     tree = merge(read_text("a: {x: {y: [1]}}"), read_text("a: 1", name="above"))
     assert set(tree.marks) == {(), ("a",)}
     assert tree.mark(("a", "x", "y")).source == "above"
 
-
-def test_a_merged_tree_shares_nothing_with_its_parts() -> None:
     below, above = read_text("a: {x: [1]}"), read_text("b: {y: [1]}")
     tree = merge(below, above)
     tree.value["a"]["x"].append(2)
     tree.value["b"]["y"].append(2)
     assert (below.value, above.value) == ({"a": {"x": [1]}}, {"b": {"y": [1]}})
 
-
-def test_merging_nothing_is_an_empty_tree() -> None:
     assert merge().value == {}
     assert str(merge().mark(("a",))) == "nothing configured"
-
-
-def test_null_forgets_a_mapping_for_good() -> None:
-    """Why merging is not associative where kinds differ: the middle layer said null."""
-    layers = [read_text("a: {x: 1}"), read_text("a: ~"), read_text("a: {}")]
-    assert merge(*layers).value == {"a": {}}
 
 
 @given(SETTLED, SETTLED, SETTLED)

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from reefknot.core.failure import FailureType
 from reefknot.core.policy import RetryStrategy
-from reefknot.errors import ConfigurationError
 from reefknot.policy.book import PolicyBook
 from reefknot.policy.model.defaults import JobType
 from reefknot.policy.registry import ConnectorPolicy, RetryBudget, RetryPolicyRegistry
@@ -26,7 +25,7 @@ def policy(**fields: Any) -> ConnectorPolicy:
 # ---- a policy --------------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_has_the_documented_defaults() -> None:
+def test_a_policy_has_the_documented_defaults_which_cannot_be_changed_nor_extended() -> None:
     default = ConnectorPolicy(connector_type=JobType.LOCAL_FILES)
 
     assert default.model_dump() == {
@@ -42,15 +41,10 @@ def test_a_policy_has_the_documented_defaults() -> None:
         "permanent_failures_no_retry": True,
     }
 
-
-def test_a_policy_cannot_be_changed_and_takes_no_other_words() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         PLAIN.max_attempts = 4
     with pytest.raises(ValidationError, match="Extra inputs"):
         policy(max_delay=3)
-
-
-def test_a_base_above_the_cap_is_refused() -> None:
     with pytest.raises(ValidationError, match="base_delay_seconds=61 is above max_delay_seconds=60"):
         policy(base_delay_seconds=61, max_delay_seconds=60)
     assert policy(base_delay_seconds=60, max_delay_seconds=60).base_delay_seconds == 60
@@ -71,38 +65,33 @@ def test_a_kind_of_failure_gets_its_own_number_of_retries(fields: dict[str, Any]
     assert [policy(**fields).retries_for(one) for one in FailureType] == retries
 
 
-def test_a_delay_is_a_whole_number_of_seconds_up_to_the_cap() -> None:
-    delays = [policy(max_delay_seconds=600).calculate_delay(attempt) for attempt in range(6)]
+@for_each_row(
+    ("fields", "failure_type", "delays"),
+    [
+        ({"max_delay_seconds": 600}, FailureType.UNKNOWN, [60, 120, 240, 480, 600, 600]),
+        ({}, FailureType.RATE_LIMITED, [60]),
+        # a rate limit begins at its own delay, which may exceed the cap
+        ({"rate_limit_delay_seconds": 900, "max_delay_seconds": 300}, FailureType.RATE_LIMITED, [900, 900, 900]),
+        ({"rate_limit_delay_seconds": 900, "max_delay_seconds": 300}, FailureType.UNKNOWN, [60, 120, 240, 300]),
+        ({"rate_limit_delay_seconds": 100, "max_delay_seconds": 300}, FailureType.RATE_LIMITED, [100, 200, 300]),
+    ],
+)
+def test_a_delay_is_a_whole_number_of_seconds_up_to_the_cap(
+    fields: dict[str, Any], failure_type: FailureType, delays: list[int]
+) -> None:
+    found = [policy(**fields).calculate_delay(attempt, failure_type) for attempt in range(len(delays))]
 
-    assert delays == [60, 120, 240, 480, 600, 600]
-    assert {type(delay) for delay in delays} == {int}
-
-
-def test_a_rate_limit_begins_at_its_own_delay_which_may_exceed_the_cap() -> None:
-    one = policy(rate_limit_delay_seconds=900, max_delay_seconds=300)
-
-    assert [one.calculate_delay(attempt, FailureType.RATE_LIMITED) for attempt in range(3)] == [900, 900, 900]
-    assert [one.calculate_delay(attempt) for attempt in range(4)] == [60, 120, 240, 300]
-    assert policy().calculate_delay(0, FailureType.RATE_LIMITED) == 60
-    longer = policy(rate_limit_delay_seconds=100, max_delay_seconds=300)
-    assert [longer.calculate_delay(attempt, FailureType.RATE_LIMITED) for attempt in range(3)] == [100, 200, 300]
-
-
-def test_any_index_gives_a_delay() -> None:
+    assert (found, {type(delay) for delay in found}) == (delays, {int})
     assert policy().calculate_delay(10**9) == 3600
 
 
-def test_a_wait_is_at_least_a_second_unless_retries_are_immediate() -> None:
+def test_a_wait_is_at_least_a_second_unless_retries_are_immediate_and_a_resolved_policy_counts_executions() -> None:
     waits = {policy(base_delay_seconds=1, jitter_factor=1.0).calculate_delay(0) for _ in range(200)}
-
     assert waits <= {1, 2}
     assert 1 in waits
     assert policy(strategy="immediate", jitter_factor=1.0).calculate_delay(0) == 0
 
-
-def test_a_resolved_policy_counts_executions() -> None:
     resolved = policy(transient_max_attempts=7).resolved(FailureType.TRANSIENT)
-
     assert (resolved.max_attempts, resolved.retryable, resolved.whole_seconds) == (8, True, True)
     assert policy().resolved(FailureType.PERMANENT).retryable is False
     assert policy().resolved().max_attempts == 4
@@ -124,14 +113,17 @@ def test_registry_and_book_agree_about_every_connector(job_type: str, failure_ty
 # ---- a budget --------------------------------------------------------------------------------------------------------
 
 
-def test_a_budget_of_three_allows_three_retries() -> None:
+def test_a_budget_of_three_allows_three_retries_and_its_delays_grow_with_what_was_spent() -> None:
     budget = RetryBudget("job-1", JobType.LOCAL_FILES)
     allowed = []
     for _ in range(5):
         allowed.append(budget.can_retry(PLAIN))
         budget.attempts += 1
-
     assert allowed == [True, True, True, False, False]
+
+    one = policy(rate_limit_delay_seconds=900)
+    assert RetryBudget("j", "x", attempts=2).next_delay(one) == 240
+    assert RetryBudget("j", "x", attempts=1, failure_type=FailureType.RATE_LIMITED).next_delay(one) == 1800
 
 
 @for_each_row(
@@ -146,37 +138,24 @@ def test_a_budget_looks_at_the_last_failures_type(failure_type: FailureType, mos
         assert RetryBudget("j", "x", attempts=most - 1, failure_type=failure_type).can_retry(one) is True
 
 
-def test_the_next_delay_grows_with_what_was_spent_and_knows_the_failure() -> None:
-    one = policy(rate_limit_delay_seconds=900)
-
-    assert RetryBudget("j", "x", attempts=2).next_delay(one) == 240
-    assert RetryBudget("j", "x", attempts=1, failure_type=FailureType.RATE_LIMITED).next_delay(one) == 1800
-
-
-def test_spending_keeps_count_times_and_delays() -> None:
-    budget = RetryBudget("j", "x")
+def test_spending_keeps_count_times_and_delays_and_takes_the_present_time_when_none_is_given() -> None:
+    budget, now = RetryBudget("j", "x"), RetryBudget("j", "x")
     first, second = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
-
     budget.spend(60, now=first)
     budget.spend(120, now=second)
-
     assert (budget.attempts, budget.total_delay_seconds) == (2, 180)
     assert (budget.first_attempt_at, budget.last_attempt_at) == (first, second)
 
-
-def test_spending_without_a_time_takes_the_present_one_aware() -> None:
-    budget = RetryBudget("j", "x")
-    budget.spend(1)
-
-    assert budget.first_attempt_at is not None
-    assert budget.first_attempt_at.tzinfo is UTC
-    assert budget.first_attempt_at == budget.last_attempt_at
+    now.spend(1)
+    assert now.first_attempt_at is not None
+    assert now.first_attempt_at.tzinfo is UTC
+    assert now.first_attempt_at == now.last_attempt_at
 
 
 # ---- the registry ----------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_set_by_hand_replaces_the_one_before() -> None:
+def test_a_policy_set_by_hand_replaces_the_one_before_and_what_is_built_in_stays() -> None:
     registry = RetryPolicyRegistry()
     mail = ConnectorPolicy(connector_type="imap_mailbox", max_attempts=1)
     feed = ConnectorPolicy(connector_type="rss_feed", max_attempts=2)
@@ -188,6 +167,8 @@ def test_a_policy_set_by_hand_replaces_the_one_before() -> None:
     assert registry.get_policy("rss_feed") is feed
     assert [one.connector_type for one in registry.list_policies()] == [*JobType, "rss_feed"]
     assert RetryPolicyRegistry().get_policy("imap_mailbox").max_attempts == 5
+    assert RetryPolicyRegistry.DEFAULT_POLICIES[JobType.IMAP_MAILBOX].max_attempts == 5
+    assert [*RetryPolicyRegistry.DEFAULT_POLICIES] == [*JobType]
 
 
 @pytest.mark.parametrize("as_text", [False, True])
@@ -207,35 +188,14 @@ def test_a_file_changes_what_it_speaks_of(tmp_path: Path, as_text: bool) -> None
     assert registry.get_policy(JobType.GITHUB_REPOSITORY).base_delay_seconds == 300
 
 
-def test_a_missing_file_means_defaults_and_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_file_means_defaults_and_a_warning_and_no_file_no_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = RetryPolicyRegistry(None)
     with caplog.at_level(logging.WARNING, logger="reefknot"):
         registry = RetryPolicyRegistry(tmp_path / "gone.yaml")
 
-    assert registry.list_policies() == RetryPolicyRegistry().list_policies()
+    assert registry.list_policies() == plain.list_policies() == RetryPolicyRegistry().list_policies()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage() == f"{tmp_path / 'gone.yaml'} does not exist; connectors keep their built-in policies"
-
-
-def test_no_file_means_defaults_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    RetryPolicyRegistry()
-    RetryPolicyRegistry(None)
-
-    assert caplog.records == []
-
-
-def test_a_wrong_file_is_refused_whole(tmp_path: Path) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text("retry_policies:\n  local_files: {max_attempts: 2}\n  imap_mailbox: {max_attempts: 99}\n")
-
-    with pytest.raises(ConfigurationError, match=r"r\.yaml:3:18: .*accepted: from 1 to 10"):
-        RetryPolicyRegistry(path)
-
-
-def test_what_is_built_in_can_be_read_and_is_not_changed_by_a_registry() -> None:
-    registry = RetryPolicyRegistry()
-    registry.set_policy(ConnectorPolicy(connector_type=JobType.IMAP_MAILBOX, max_attempts=1))
-
-    assert registry.get_policy(JobType.IMAP_MAILBOX).max_attempts == 1
-    assert RetryPolicyRegistry.DEFAULT_POLICIES[JobType.IMAP_MAILBOX].max_attempts == 5
-    assert [*RetryPolicyRegistry.DEFAULT_POLICIES] == [*JobType]

@@ -61,27 +61,16 @@ def read(section: type[Section], value: dict[str, Any]) -> tuple[Any, list[str]]
     return found, [problem.message for problem in reader.problems]
 
 
-@for_each_row(
-    ("section", "name", "value"),
-    [(section, name, value) for section, name, accepted, _ in BOUNDS for value in accepted],
-)
-def test_a_value_within_its_bounds_is_accepted(section: type[Section], name: str, value: object) -> None:
-    found, problems = read(section, {name: value})
-
-    assert (getattr(found, name), problems) == (value, [])
-
-
-@for_each_row(
-    ("section", "name", "value"),
-    [(section, name, value) for section, name, _, refused in BOUNDS for value in refused],
-)
-def test_a_value_beyond_its_bounds_or_of_another_kind_is_refused(
-    section: type[Section], name: str, value: object
+@for_each_row(("section", "name", "accepted", "refused"), BOUNDS)
+def test_a_value_is_accepted_within_its_bounds_and_refused_beyond_them_or_of_another_kind(
+    section: type[Section], name: str, accepted: list[Any], refused: list[Any]
 ) -> None:
-    found, problems = read(section, {name: value})
-
-    assert len(problems) == 1
-    assert name not in found.written
+    for value in accepted:
+        found, problems = read(section, {name: value})
+        assert (getattr(found, name), problems) == (value, [])
+    for value in refused:
+        found, problems = read(section, {name: value})
+        assert (len(problems), name in found.written) == (1, False), value
 
 
 @for_each_row("section", [Backoff, ConnectorEntry, OperationEntry, QueueV2, Throttle, Configuration])
@@ -91,38 +80,30 @@ def test_an_unknown_key_is_refused(section: type[Section]) -> None:
     assert problem.startswith("unknown key; accepted: ")
 
 
-def test_not_said_differs_from_said_none() -> None:
+def test_what_is_read_tells_said_none_from_not_said_and_cannot_be_changed() -> None:
     assert read(ConnectorEntry, {})[0].written == set()
     assert read(ConnectorEntry, {"transient_max_attempts": None})[0].written == {"transient_max_attempts"}
 
-
-def test_a_source_keeps_its_connectors_own_settings_and_needs_its_connector() -> None:
-    source, _ = read(Source, {"connector": "local_files", "folder": "/data"})
-
-    assert source.own == {"folder": "/data"}
-    assert read(Source, {"folder": "/data"}) == (REFUSED, ["missing; it must be given"])
-
-
-def test_a_key_of_the_file_never_sets_what_a_section_notes_of_itself() -> None:
-    source, _ = read(Source, {"connector": "local_files", "own": 1, "written": 2})
-
-    assert (source.own, source.written) == ({"own": 1, "written": 2}, {"connector"})
-    assert len(read(Throttle, {"written": ["enabled"]})[1]) == 1
-
-
-def test_what_is_read_cannot_be_changed() -> None:
     with pytest.raises(AttributeError, match="immutable"):
         Configuration().worker = Configuration().worker  # type: ignore[misc]
 
-
-def test_every_key_of_the_design_is_a_section() -> None:
     assert set(keys_of(Configuration)) == {
         *("worker", "retry_policies", "operations", "engine", "idempotency", "audit", "router"),
         *("sources", "schedules", "ingestion", "blocks", "dashboard", "alerts", "secrets", "nats"),
     }
 
 
-def test_the_queue_has_the_documented_defaults() -> None:
+def test_a_source_keeps_its_connectors_own_settings_and_no_key_sets_what_a_section_notes() -> None:
+    source, _ = read(Source, {"connector": "local_files", "folder": "/data"})
+    assert source.own == {"folder": "/data"}
+    assert read(Source, {"folder": "/data"}) == (REFUSED, ["missing; it must be given"])
+
+    source, _ = read(Source, {"connector": "local_files", "own": 1, "written": 2})
+    assert (source.own, source.written) == ({"own": 1, "written": 2}, {"connector"})
+    assert len(read(Throttle, {"written": ["enabled"]})[1]) == 1
+
+
+def test_the_queue_has_the_documented_defaults_and_keys_are_kept_as_in_a_store_without_configuration() -> None:
     queue = QueueV2()
 
     assert (queue.max_queue_size, queue.rejection_policy, queue.reject_at) == (1000, "reject_new", "critical")
@@ -132,25 +113,19 @@ def test_the_queue_has_the_documented_defaults() -> None:
     assert (queue.policies.defer.max_defer_time_ms, queue.policies.drop_oldest.max_drop_age_ms) == (30_000, 60_000)
     levels = queue.policies.degrade.degradation_levels
     assert [level.timeout_reduction_factor for level in (levels.light, levels.medium, levels.heavy)] == [1.0, 0.8, 0.5]
-
-
-def test_keys_are_kept_for_as_long_as_a_store_without_configuration_keeps_them() -> None:
     assert Configuration().idempotency.retention_seconds == KEY_RETENTION_S
 
 
-def test_the_schema_can_be_published() -> None:
-    """Editors read it: a category's `retryable` is a flag or a mapping there too."""
-    schema = configuration_schema()
-
-    assert schema["additionalProperties"] is False
-    retryable = schema["$defs"]["Category"]["properties"]["retryable"]
-    assert [one["type"] for one in retryable["anyOf"]] == ["boolean", "object"]
-
-
-def test_the_schema_describes_what_blocks_may_reach() -> None:
-    """Editors complete and check `blocks` like every other section."""
+def test_the_schema_describes_every_section_and_what_blocks_may_reach() -> None:
+    """Editors complete and check by it: a category's `retryable` is a flag or a mapping there too."""
     schema = configuration_schema()
     models = schema["$defs"]
+
+    assert schema["additionalProperties"] is False
+    bare = [name for name, one in schema["properties"].items() if one.get("additionalProperties") is True]
+    assert bare == [], "every section has a model or is a plain value"
+    retryable = models["Category"]["properties"]["retryable"]
+    assert [one["type"] for one in retryable["anyOf"]] == ["boolean", "object"]
 
     assert schema["properties"]["blocks"]["$ref"] == "#/$defs/BlocksSection"
     assert set(models["BlocksSection"]["properties"]) == {"http", "fs", "sql"}
@@ -164,11 +139,3 @@ def test_the_schema_describes_what_blocks_may_reach() -> None:
 
     text, entry = models["SqlBlockSection"]["properties"]["connections"]["additionalProperties"]["oneOf"]
     assert (text["type"], entry["$ref"]) == ("string", "#/$defs/SqlConnectionEntry")
-
-
-def test_every_section_has_a_model_or_is_a_plain_value() -> None:
-    bare = [
-        name for name, one in configuration_schema()["properties"].items() if one.get("additionalProperties") is True
-    ]
-
-    assert bare == []

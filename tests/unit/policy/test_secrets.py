@@ -88,12 +88,9 @@ def test_a_section_is_resolved_with_every_mistake_at_its_place(tmp_path: Path) -
     assert list(found) == ["good"]
     assert [str(problem).partition(": ")[0] for problem in problems] == ["f:3:3", "f:4:3", "f:5:3"]
     assert CANARY not in "".join(map(str, problems))
-
-
-@pytest.mark.parametrize(("text", "count"), [("a: 1", 0), ("secrets: ~", 0), ("secrets: {}", 0), ("secrets: [1]", 1)])
-def test_a_section_that_is_missing_or_no_mapping(text: str, count: int, tmp_path: Path) -> None:
-    found, problems = resolve_section(read_text(text), environ={}, folder=tmp_path)
-    assert (found, len(problems)) == ({}, count)
+    for text, count in (("a: 1", 0), ("secrets: ~", 0), ("secrets: {}", 0), ("secrets: [1]", 1)):
+        found, problems = resolve_section(read_text(text), environ={}, folder=tmp_path)
+        assert (found, len(problems)) == ({}, count), text
 
 
 def test_the_texts_of_a_configuration_are_found_beneath_its_folder_and_without_a_file_from_here(
@@ -110,7 +107,9 @@ def test_the_texts_of_a_configuration_are_found_beneath_its_folder_and_without_a
     assert secret_texts(tree, None, environ={"ONE": "1st"}) == (found, problems)
 
 
-def test_a_secret_does_not_show_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_secret_does_not_show_itself_is_not_encoded_and_can_be_compared_and_copied(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     secret = SecretText(CANARY)
     logging.getLogger("test").warning("%s %r", secret, [secret])
     shown = [str(secret), repr(secret), f"{secret}", f"{secret:>40}", f"{secret!r}", "%s" % secret, str({"a": secret})]  # noqa: UP031
@@ -121,9 +120,9 @@ def test_a_secret_does_not_show_itself(caplog: pytest.LogCaptureFixture) -> None
         shown.append(traceback.format_exc())
     assert CANARY not in "".join(shown)
     assert secret.reveal() == CANARY
+    assert CANARY in repr([CANARY]), "the control: a plain text shows itself"
+    assert CANARY in json.dumps(CANARY)
 
-
-def test_a_secret_is_neither_encoded_nor_pickled_nor_hashed() -> None:
     secret = SecretText(CANARY)
     refusing: list[Callable[[Any], object]] = [json.dumps, pickle.dumps, msgspec.json.encode, hash, vars, iter, len]
     for refuse in refusing:
@@ -131,15 +130,8 @@ def test_a_secret_is_neither_encoded_nor_pickled_nor_hashed() -> None:
             refuse(secret)
         assert CANARY not in str(caught.value)
 
-
-def test_secrets_are_compared_and_copied_without_being_shown() -> None:
     secret = SecretText(CANARY)
     assert secret == SecretText(CANARY)
     assert secret != SecretText("other")
     assert secret != CANARY
     assert copy.deepcopy({"a": secret})["a"] is copy.copy(secret) is secret
-
-
-def test_control_a_plain_text_shows_itself_everywhere() -> None:
-    assert CANARY in repr([CANARY])
-    assert CANARY in json.dumps(CANARY)

@@ -27,57 +27,36 @@ def load(folder: Path, explicit: str | None = None, **environ: str) -> Settings:
 GATED = "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\n"
 
 
-def test_without_anything_the_built_in_book_holds_and_both_gates_are_shut(tmp_path: Path) -> None:
-    found = load(tmp_path)
+FILED = "operations: {KV_GET: {max_attempts: 9}}\n"
+GENERAL = "REEFKNOT__WORKER__RETRIES__V2__ENABLED"
+SHUT = (False, "default")
 
-    assert (found.retries_gate.on, found.queue_gate.on) == (False, False)
-    assert found.retries_gate.origin == "default"
-    assert (found.path, found.warnings) == (None, ())
+
+@pytest.mark.parametrize(
+    ("text", "environ", "retries", "queue"),
+    [
+        (None, {}, SHUT, SHUT),
+        (FILED, {}, SHUT, SHUT),
+        (GATED, {}, (True, "FILE:1:25"), (True, "FILE:1:55")),
+        (GATED, {RETRIES: "off"}, (False, f"environment {RETRIES}"), (True, "FILE:1:55")),
+        (GATED, {RETRIES: "0"}, (False, f"environment {RETRIES}"), (True, "FILE:1:55")),
+        (GATED.replace("true", "false"), {QUEUE: "yes"}, (False, "FILE:1:25"), (True, f"environment {QUEUE}")),
+        # the general variable stands above the file and below the gate's own
+        (GATED, {GENERAL: "false"}, (False, f"environment {GENERAL}"), (True, "FILE:1:55")),
+        (GATED, {GENERAL: "false", RETRIES: "on"}, (True, f"environment {RETRIES}"), (True, "FILE:1:55")),
+    ],
+)
+def test_a_gate_is_as_the_environment_says_else_the_file_else_shut(
+    tmp_path: Path, text: str | None, environ: dict[str, str], retries: tuple[bool, str], queue: tuple[bool, str]
+) -> None:
+    named = None if text is None else write(tmp_path, text)
+    found = load(tmp_path, **environ)
+
+    said = [(gate.on, gate.origin.replace(str(named), "FILE")) for gate in (found.retries_gate, found.queue_gate)]
+    assert said == [retries, queue]
+    assert (found.path, found.warnings) == (named and Path(named), ())
     assert found.book.resolve("block:http").max_attempts == 4
-
-
-def test_a_file_opens_both_gates_and_says_where(tmp_path: Path) -> None:
-    named = write(tmp_path, GATED)
-    found = load(tmp_path)
-
-    assert found.path == Path(named)
-    assert (found.retries_gate.on, found.retries_gate.origin) == (True, f"{named}:1:25")
-    assert (found.queue_gate.on, found.queue_gate.origin) == (True, f"{named}:1:55")
-
-
-def test_a_file_that_says_nothing_of_a_gate_leaves_it_shut(tmp_path: Path) -> None:
-    write(tmp_path, "operations: {KV_GET: {max_attempts: 9}}\n")
-    found = load(tmp_path)
-
-    assert not found.retries_gate
-    assert not found.queue_gate
-    assert found.book.resolve("operation:kv.get").max_attempts == 9
-
-
-@pytest.mark.parametrize("word", ["off", "0"])
-def test_the_environment_shuts_a_gate_that_the_file_opens(tmp_path: Path, word: str) -> None:
-    write(tmp_path, GATED)
-    found = load(tmp_path, **{RETRIES: word})
-
-    assert (found.retries_gate.on, found.retries_gate.origin) == (False, f"environment {RETRIES}")
-    assert found.queue_gate.on
-
-
-def test_the_environment_opens_a_gate_that_the_file_shuts(tmp_path: Path) -> None:
-    write(tmp_path, GATED.replace("true", "false"))
-    found = load(tmp_path, **{QUEUE: "yes"})
-
-    assert (found.queue_gate.on, found.queue_gate.origin) == (True, f"environment {QUEUE}")
-    assert not found.retries_gate
-
-
-def test_the_general_variable_stands_above_the_file_and_below_the_gates_own(tmp_path: Path) -> None:
-    write(tmp_path, GATED)
-    general = "REEFKNOT__WORKER__RETRIES__V2__ENABLED"
-
-    assert load(tmp_path, **{general: "false"}).retries_gate.origin == f"environment {general}"
-    assert not load(tmp_path, **{general: "false"}).retries_gate
-    assert load(tmp_path, **{general: "false", RETRIES: "on"}).retries_gate
+    assert found.book.resolve("operation:kv.get").max_attempts == (9 if text == FILED else 3)
 
 
 @pytest.mark.parametrize("variable", [RETRIES, QUEUE])
@@ -90,18 +69,21 @@ def test_a_gate_that_says_maybe_is_a_mistake(tmp_path: Path, variable: str, forg
 # ---- a file that is not there ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("environ", [{}, OPEN])
-def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path, environ: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("environ", "forgiving"),
+    [
+        ({}, False),
+        (OPEN, False),
+        *((environ, True) for environ in ({}, {RETRIES: "off"}, {RETRIES: ""}, {QUEUE: "on"})),
+    ],
+)
+def test_a_named_file_that_is_missing_is_forgiven_only_when_the_environment_opened_the_gate(
+    tmp_path: Path, environ: dict[str, str], forgiving: bool
+) -> None:
     with pytest.raises(ConfigurationMissingError, match="there is no such file"):
-        load_settings("gone.yaml", environ=environ, cwd=tmp_path)
+        load_settings("gone.yaml", environ=environ, cwd=tmp_path, forgiving=forgiving)
     with pytest.raises(ConfigurationMissingError, match="REEFKNOT_CONFIG"):
-        load_settings(environ={**environ, "REEFKNOT_CONFIG": "gone.yaml"}, cwd=tmp_path)
-
-
-@pytest.mark.parametrize("environ", [{}, {RETRIES: "off"}, {RETRIES: ""}, {QUEUE: "on"}])
-def test_it_is_forgiven_only_when_the_environment_opened_the_gate(tmp_path: Path, environ: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationMissingError):
-        load_settings("gone.yaml", environ=environ, cwd=tmp_path, forgiving=True)
+        load_settings(environ={**environ, "REEFKNOT_CONFIG": "gone.yaml"}, cwd=tmp_path, forgiving=forgiving)
 
 
 @pytest.mark.parametrize("named_by_variable", [False, True])
@@ -119,68 +101,33 @@ def test_a_forgiven_file_means_the_baseline_and_a_warning(tmp_path: Path, named_
     )
 
 
-def test_without_the_file_variables_still_hold(tmp_path: Path) -> None:
-    environ = {**OPEN, "REEFKNOT__WORKER__QUEUE__V2__MAX_QUEUE_SIZE": "5", "REEFKNOT__WORKER__QUEUE__V2__ENABLED": "on"}
-    found = load_settings("gone.yaml", environ=environ, cwd=tmp_path, forgiving=True)
-
-    assert found.configuration.worker.queue.v2.max_queue_size == 5
-    assert found.queue_gate.on
-    assert not found.retries_gate
-
-
-def test_none_named_means_v2_with_built_in_defaults(tmp_path: Path) -> None:
-    for forgiving in (False, True):
-        found = load_settings(environ=OPEN, cwd=tmp_path, forgiving=forgiving)
-        assert found.retries_gate.on
-        assert found.book.resolve("block:http").max_attempts == 4
-
-
-def test_a_file_without_the_section_means_v2_with_built_in_defaults(tmp_path: Path) -> None:
-    named = write(tmp_path, "engine: 'memory:'\n")
-    found = load_settings(named, environ=OPEN, cwd=tmp_path, forgiving=True)
+@pytest.mark.parametrize("text", [None, "engine: 'memory:'\n"])
+@pytest.mark.parametrize("forgiving", [False, True])
+def test_no_file_or_one_without_the_section_means_v2_with_built_in_defaults(
+    tmp_path: Path, text: str | None, forgiving: bool
+) -> None:
+    named = None if text is None else write(tmp_path, text)
+    found = load_settings(named, environ=OPEN, cwd=tmp_path, forgiving=forgiving)
 
     assert found.retries_gate.on
-    assert found.book.resolve("block:http").base_delay == 0.1
-
-
-def test_a_file_that_is_there_but_wrong_is_never_forgiven(tmp_path: Path) -> None:
-    named = write(tmp_path, "worker: {retries: {v2: {enabld: true}}}\n")
-
-    with pytest.raises(ConfigurationError, match="did you mean 'enabled'"):
-        load_settings(named, environ=OPEN, cwd=tmp_path, forgiving=True)
+    assert (found.book.resolve("block:http").max_attempts, found.book.resolve("block:http").base_delay) == (4, 0.1)
 
 
 # ---- the environment, warnings ---------------------------------------------------------------------------------------
 
 
-def test_a_variable_stands_above_the_file(tmp_path: Path) -> None:
-    write(tmp_path, "worker: {retries: {v2: {default_policy: {max_attempts: 1, base_delay_ms: 10}}}}\n")
-    variable = "REEFKNOT__WORKER__RETRIES__V2__DEFAULT_POLICY__MAX_ATTEMPTS"
-
-    by_variable = load_settings(environ={variable: "2"}, cwd=tmp_path)
-
-    assert by_variable.book.resolve("block:x").retries == 2
-    assert by_variable.book.resolve("block:x").provenance["max_attempts"].source == f"environment {variable}"
-    assert by_variable.book.resolve("block:x").base_delay == 0.01
-
-
-def test_a_mistake_in_a_variable_names_the_variable(tmp_path: Path) -> None:
+def test_a_mistake_in_a_variable_names_the_variable_and_in_a_whole_mapping_the_word(tmp_path: Path) -> None:
     variable = "REEFKNOT__WORKER__RETRIES__V2__DEFAULT_POLICY__BASE_DELAY_MS"
-
     with pytest.raises(ConfigurationError) as caught:
         load_settings(environ={variable: "40000"}, cwd=tmp_path)
-
     (problem,) = cast(list[Problem], caught.value.problems)
     assert problem.mark.source == f"environment {variable}"
     assert problem.path == "worker.retries.v2.default_policy.base_delay_ms"
     assert problem.message.startswith("for any block, the base delay of 40 s is above the cap of 30 s")
 
-
-def test_a_mistake_in_a_variable_that_brings_a_whole_mapping_names_the_word(tmp_path: Path) -> None:
     variable = "REEFKNOT__WORKER__RETRIES__V2__BLOCK_POLICIES"
     base = "{http: {base_delay_ms: 40000, jitter_type: none, error_overrides: {'500': {max_attempts: 3}}}}"
     cap = "{http: {base_delay_ms: 20, error_overrides: {'500': {max_delay_ms: 10, max_attempts: 3}}}}"
-
     for value, path in ((base, "http.base_delay_ms"), (cap, "http.error_overrides.500.max_delay_ms")):
         with pytest.raises(ConfigurationError) as caught:
             load_settings(environ={variable: value}, cwd=tmp_path)
@@ -200,29 +147,23 @@ worker:
 
 
 @pytest.mark.parametrize(
-    ("medium", "heavy", "named"),
-    [("false", "true", "heavy"), ("true", "false", "medium"), ("true", "true", "medium and heavy")],
-)
-def test_a_degradation_that_skips_the_circuit_breaker_is_warned_about(
-    tmp_path: Path, medium: str, heavy: str, named: str
-) -> None:
-    write(tmp_path, DEGRADE.replace("MEDIUM", medium).replace("HEAVY", heavy))
-
-    (warning,) = load(tmp_path).warnings
-    assert f"{named} degradation skips the circuit breaker" in warning
-
-
-@pytest.mark.parametrize(
-    "text",
+    ("medium", "heavy", "policy", "named"),
     [
-        DEGRADE.replace("MEDIUM", "false").replace("HEAVY", "false"),
-        DEGRADE.replace("MEDIUM", "true").replace("HEAVY", "true").replace(": degrade", ": defer"),
+        ("false", "true", "degrade", ["heavy"]),
+        ("true", "false", "degrade", ["medium"]),
+        ("true", "true", "degrade", ["medium and heavy"]),
+        ("false", "false", "degrade", []),
+        ("true", "true", "defer", []),
     ],
 )
-def test_a_breaker_that_is_kept_needs_no_warning(tmp_path: Path, text: str) -> None:
-    write(tmp_path, text)
+def test_a_degradation_that_skips_the_circuit_breaker_is_warned_about(
+    tmp_path: Path, medium: str, heavy: str, policy: str, named: list[str]
+) -> None:
+    text = DEGRADE.replace("MEDIUM", medium).replace("HEAVY", heavy)
+    write(tmp_path, text.replace(": degrade", f": {policy}"))
 
-    assert load(tmp_path).warnings == ()
+    found = [warning.partition(" degradation skips the circuit breaker")[0] for warning in load(tmp_path).warnings]
+    assert [warning.rpartition(": ")[2] for warning in found] == named
 
 
 @pytest.mark.parametrize(
@@ -241,9 +182,17 @@ def test_the_bound_of_submissions_is_the_routers_else_that_of_a_workers_queue(
     assert load(tmp_path).queue_size == size
 
 
-def test_settings_cannot_be_changed(tmp_path: Path) -> None:
+def test_settings_cannot_be_changed_and_a_wrong_file_is_never_forgiven(tmp_path: Path) -> None:
     found = load(tmp_path)
-
     with pytest.raises(AttributeError):
         found.path = tmp_path  # type: ignore[misc]
     assert not found.book.resolve("block:x", Failure(ErrorCode.none, FailureType.UNKNOWN)).retryable
+
+    environ = {**OPEN, "REEFKNOT__WORKER__QUEUE__V2__MAX_QUEUE_SIZE": "5", "REEFKNOT__WORKER__QUEUE__V2__ENABLED": "on"}
+    found = load_settings("gone.yaml", environ=environ, cwd=tmp_path, forgiving=True)
+    assert found.configuration.worker.queue.v2.max_queue_size == 5
+    assert found.queue_gate.on
+    assert not found.retries_gate
+    named = write(tmp_path, "worker: {retries: {v2: {enabld: true}}}\n")
+    with pytest.raises(ConfigurationError, match="did you mean 'enabled'"):
+        load_settings(named, environ=OPEN, cwd=tmp_path, forgiving=True)

@@ -1,8 +1,12 @@
-"""Functions that fail a set number of times, and count their calls."""
+"""Functions that fail a set number of times, and count their calls; and the ways to retry them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import reefknot as rk
 
 
 class Flaky:
@@ -12,9 +16,11 @@ class Flaky:
         self.errors: Sequence[BaseException | type[BaseException]] = errors
         self.value = value
         self.calls = 0
+        self.given: list[object] = []
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         self.calls += 1
+        self.given.append((args, kwargs))
         if self.calls <= len(self.errors):
             raise self.errors[self.calls - 1]
         return self.value
@@ -46,6 +52,14 @@ class AsyncAlways(Always):
         return super().__call__(*args, **kwargs)
 
 
+class AsyncHanging(AsyncFlaky):
+    """Never ends."""
+
+    async def __call__(self, *args: object, **kwargs: object) -> object:
+        self.calls += 1
+        return await asyncio.Event().wait()
+
+
 class Answers:
     """Returns the values in their order, one a call; the last one again and again."""
 
@@ -63,3 +77,23 @@ class AsyncAnswers(Answers):
 
     async def __call__(self) -> object:
         return super().__call__()
+
+
+def ways(**options: Any) -> Iterator[Callable[[Any], Any]]:
+    """Every way to call a plain function under these options."""
+    yield lambda fn: rk.retry(**options)(fn)()
+    yield lambda fn: rk.Retrier(**options).call(fn)
+    yield lambda fn: rk.Retrier(**options).run(fn).unwrap()
+    yield lambda fn: rk.retry(in_thread=True, **options)(fn)()
+    yield lambda fn: rk.retry(throttle=True, **options)(fn)()
+    yield lambda fn: rk.retry(deadline=600, **options)(fn)()
+    yield lambda fn: rk.retry(fn).using(**options)()
+    yield lambda fn: rk.using(rk.retry(fn), **options)()
+    yield lambda fn: rk.retry(policy=rk.Retrier(**options))(fn)()
+
+
+def async_ways(**options: Any) -> Iterator[Callable[[Any], Any]]:
+    yield lambda fn: rk.retry(**options)(fn)()
+    yield lambda fn: rk.Retrier(**options).acall(fn)
+    yield lambda fn: rk.retry(deadline=600, **options)(fn)()
+    yield lambda fn: rk.retry(breaker=rk.CircuitBreaker("x"), **options)(fn)()

@@ -14,7 +14,7 @@ import reefknot as rk
 from reefknot import clock
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.timeouts import Timeout
-from tests.unit.retrying.flaky import AsyncFlaky, Flaky
+from tests.unit.retrying.flaky import AsyncAlways, AsyncFlaky, AsyncHanging, Flaky
 
 
 def always(error: Exception) -> bool:
@@ -23,26 +23,6 @@ def always(error: Exception) -> bool:
 
 async def hang() -> None:
     await asyncio.Event().wait()
-
-
-def test_an_attempt_that_runs_too_long_is_ended_and_tried_again() -> None:
-    seen: list[float] = []
-
-    @rk.retry(on=ConnectionError, attempts=3, attempt_timeout=5, base_delay=0, max_delay=0)
-    async def fetch() -> str:
-        seen.append(clock.now())
-        if len(seen) < 3:
-            await asyncio.sleep(60)
-        return "ok"
-
-    assert rk.testing.run_virtual(fetch()) == "ok"
-    assert seen == [0.0, 5.0, 10.0]
-
-
-async def test_the_last_attempts_time_out_reaches_the_caller() -> None:
-    with pytest.raises(rk.AttemptTimeoutError, match="within 5 s") as raised:
-        await rk.retry(attempts=2, attempt_timeout=5)(asyncio.sleep)(3600)
-    assert (raised.value.seconds, raised.value.abandoned) == (5, False)
 
 
 async def test_a_deadline_ends_an_attempt_that_is_running_and_tells_the_failure_before_it() -> None:
@@ -61,17 +41,10 @@ async def test_a_deadline_ends_an_attempt_that_is_running_and_tells_the_failure_
 
 @pytest.mark.parametrize("on", [None, TimeoutError, always])
 async def test_a_deadline_that_passed_gets_no_further_attempt_whatever_is_worth_it(on: Any) -> None:
-    calls = 0
-
-    @rk.retry(on=on, deadline=2, base_delay=0, max_delay=0, attempts=10)
-    async def fetch() -> None:
-        nonlocal calls
-        calls += 1
-        await asyncio.sleep(60)
-
+    fn = AsyncHanging()
     with pytest.raises(rk.DeadlineExceededError) as raised:
-        await fetch()
-    assert calls == 1
+        await rk.retry(on=on, deadline=2, base_delay=0, max_delay=0, attempts=10)(fn)()
+    assert fn.calls == 1
     assert "would not fit into the deadline" in raised.value.__notes__[-1]
 
 
@@ -106,58 +79,25 @@ async def test_an_await_that_never_suspends_arms_no_timer(monkeypatch: pytest.Mo
     assert len(armed) == 1
 
 
-@pytest.mark.parametrize("waiting", [True, False])
-async def test_wait_for_ends_a_retry_that_is_waiting_and_an_attempt_that_is_running(waiting: bool) -> None:
-    calls = 0
-
-    @rk.retry(on=always, attempts=9, deadline=1000, base_delay=100, max_delay=100, jitter="none")
-    async def fetch() -> None:
-        nonlocal calls
-        calls += 1
-        if waiting:
-            raise ConnectionError
-        await hang()
-
+@pytest.mark.parametrize("kind", [AsyncAlways, AsyncHanging])
+async def test_wait_for_ends_a_retry_that_is_waiting_and_an_attempt_that_is_running(kind: type[AsyncFlaky]) -> None:
+    fn, retrier = kind(), rk.Retrier(on=always, attempts=9, deadline=1000, wait=[100], max_delay=100)
     with pytest.raises(TimeoutError) as raised:
-        await asyncio.wait_for(fetch(), 3)
+        await asyncio.wait_for(retrier.acall(fn), 3)
     assert not isinstance(raised.value, rk.ReefknotError)
-
-    assert (clock.now(), calls) == (3, 1)
-
-
-async def test_a_task_group_ends_a_retry_that_is_waiting() -> None:
-    fn = AsyncFlaky(*[ConnectionError] * 9)
-    call = rk.retry(on=always, attempts=9, base_delay=100, max_delay=100, jitter="none")(fn)
-
-    async def breaks() -> None:
-        await asyncio.sleep(2)
-        raise ValueError("the sibling")
-
-    with pytest.raises(ExceptionGroup) as raised:  # noqa: PT012 - a group is a block
-        async with asyncio.TaskGroup() as group:
-            group.create_task(call())
-            group.create_task(breaks())
-    assert [type(leaf) for leaf in raised.value.exceptions] == [ValueError]
-    assert (clock.now(), fn.calls) == (2, 1)
+    assert (clock.now(), fn.calls) == (3, 1)
 
 
 @pytest.mark.parametrize("outer_first", [True, False])
 async def test_when_our_limit_and_an_outer_cancellation_meet_the_outer_one_wins(outer_first: bool) -> None:
-    calls = 0
-
-    @rk.retry(on=always, attempt_timeout=5, attempts=4)
-    async def fetch() -> None:
-        nonlocal calls
-        calls += 1
-        await hang()
-
-    task = asyncio.ensure_future(fetch())
+    fn = AsyncHanging()
+    task = asyncio.ensure_future(rk.retry(on=always, attempt_timeout=5, attempts=4)(fn)())
     for _ in range(0 if outer_first else 2):
         await asyncio.sleep(0)
     asyncio.get_running_loop().call_at(5.0, task.cancel)
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (task.cancelled(), calls) == (True, 1)
+    assert (task.cancelled(), fn.calls) == (True, 1)
 
 
 async def test_an_outer_time_limit_at_the_same_moment_is_the_outer_ones() -> None:
@@ -214,6 +154,9 @@ async def test_a_limited_attempt_ends_as_its_work_does_and_leaves_no_cancellatio
     assert task.cancelling() == 0
 
     assert ended.startswith(ending)
+    with pytest.raises(rk.AttemptTimeoutError, match="within 5 s") as raised:
+        await rk.retry(attempts=2, attempt_timeout=5)(asyncio.sleep)(3600)
+    assert (raised.value.seconds, raised.value.abandoned) == (5, False), "that of the last attempt is the caller's"
 
 
 async def test_closing_a_suspended_limited_coroutine_closes_the_work() -> None:
@@ -297,14 +240,11 @@ def test_an_attempt_in_a_thread_that_takes_too_long_is_abandoned_and_says_so(vir
     assert stuck.ended.acquire(timeout=5)
 
 
-def test_a_later_attempt_in_a_thread_may_work(virtual_time: VirtualClock) -> None:
+def test_a_later_attempt_in_a_thread_may_work_and_the_deadline_ends_the_waiting_for_one() -> None:
     stuck = Stuck(times=1)
-    assert rk.retry(on=ConnectionError, attempt_timeout=0.01, in_thread=True)(stuck)() == "ok"
+    assert rk.retry(on=ConnectionError, attempt_timeout=0.01, base_delay=0, in_thread=True)(stuck)() == "ok"
     stuck.let_go.set()
     assert stuck.ended.acquire(timeout=5)
-
-
-def test_the_deadline_ends_the_waiting_for_a_thread() -> None:
     stuck = Stuck()
     with pytest.raises(rk.DeadlineExceededError, match="abandoned") as raised:
         rk.retry(attempts=9, deadline=0.02, in_thread=True)(stuck)()
@@ -313,7 +253,9 @@ def test_the_deadline_ends_the_waiting_for_a_thread() -> None:
     assert stuck.ended.acquire(timeout=5)
 
 
-def test_an_error_in_the_thread_is_the_callers_error_with_its_traceback(no_wait: VirtualClock) -> None:
+def test_the_thread_has_the_callers_context_and_its_error_is_the_callers_with_its_traceback(
+    no_wait: VirtualClock,
+) -> None:
     original = KeyError("from the thread")
 
     def deep() -> None:
@@ -323,20 +265,16 @@ def test_an_error_in_the_thread_is_the_callers_error_with_its_traceback(no_wait:
         rk.retry(in_thread=True)(lambda: deep())()
     assert raised.value is original
     assert raised.traceback[-1].name == "deep"
+    word.set("inside")
+    assert rk.retry(in_thread=True)(word.get)() == "inside"
+    word.set("outside")
 
 
 def test_run_and_call_use_the_thread_too(no_wait: VirtualClock) -> None:
     retrier = rk.Retrier(in_thread=True)
     here = threading.get_ident()
-    assert retrier.call(threading.get_ident) != here
-    assert retrier.run(threading.get_ident).value != here
+    assert here not in (retrier.call(threading.get_ident), retrier.run(threading.get_ident).value)
     assert retrier.run(Flaky(ConnectionError)).attempts == 2
-
-
-def test_the_thread_sees_the_callers_context() -> None:
-    word.set("inside")
-    assert rk.retry(in_thread=True)(word.get)() == "inside"
-    word.set("outside")
 
 
 def test_an_abandoned_attempt_counts_against_the_breaker() -> None:

@@ -28,12 +28,19 @@ def opened(failures: int = 2, cooldown: float = 30) -> rk.CircuitBreaker:
 # ---- on its own ------------------------------------------------------------------------------------------------------
 
 
-def test_an_open_breaker_refuses_without_calling_and_says_when(virtual_time: VirtualClock) -> None:
+def test_an_open_breaker_refuses_without_calling_says_when_and_shows_its_state(virtual_time: VirtualClock) -> None:
     breaker, fn = opened(), Flaky()
     virtual_time.advance(10)
     with pytest.raises(rk.BreakerOpenError, match="'billing' is open") as raised:
         breaker.call(fn)
     assert (raised.value.name, raised.value.retry_after, fn.calls) == ("billing", 20, 0)
+
+    breaker = opened()
+    seen = breaker.snapshot()
+    assert (seen.name, seen.state, seen.opened, seen.retry_after) == ("billing", OPEN, 1, 30)
+    assert repr(breaker) == "<CircuitBreaker 'billing' open>"
+    with pytest.raises(rk.ParameterTypeError, match="a function"):
+        breaker(5)  # type: ignore[arg-type]  # that is the test
 
 
 def test_call_decorator_and_guard_all_count(virtual_time: VirtualClock) -> None:
@@ -105,18 +112,6 @@ async def test_a_cancelled_probe_is_released_and_the_next_one_may_go() -> None:
     assert await breaker.acall(AsyncFlaky()) == "ok"
 
 
-def test_the_snapshot_and_repr_tell_the_state(virtual_time: VirtualClock) -> None:
-    breaker = opened()
-    seen = breaker.snapshot()
-    assert (seen.name, seen.state, seen.opened, seen.retry_after) == ("billing", OPEN, 1, 30)
-    assert repr(breaker) == "<CircuitBreaker 'billing' open>"
-
-
-def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(rk.ParameterTypeError, match="a function"):
-        rk.CircuitBreaker("x")(5)  # type: ignore[arg-type]  # that is the test
-
-
 def test_threads_share_one_breaker_and_exactly_one_probes(virtual_time: VirtualClock) -> None:
     """Eight threads ask at once when the cool-down is over."""
     breaker = opened(failures=1)
@@ -154,11 +149,17 @@ def test_a_retry_stops_when_its_breaker_opens(virtual_time: VirtualClock) -> Non
 
 
 def test_a_retry_whose_breaker_is_open_does_not_call_and_says_why(virtual_time: VirtualClock) -> None:
+    @rk.retry(breaker=opened())
+    def items() -> Iterator[int]:
+        yield 1
+
     fn = Flaky()
     outcome = rk.Retrier(breaker=opened(), on=ConnectionError).run(fn)
     assert isinstance(outcome.error, rk.BreakerOpenError)
     assert (outcome.reason, outcome.attempts, fn.calls) == (rk.Reason.BREAKER_OPEN, 1, 0)
     assert virtual_time.waits == []
+    with pytest.raises(rk.BreakerOpenError):
+        list(items())
 
 
 async def by_loop(retrier: rk.Retrier) -> None:
@@ -197,18 +198,6 @@ async def test_an_outer_cancellation_counts_neither_way() -> None:
     assert breaker.state is CLOSED
 
 
-async def test_async_retries_feed_and_obey_the_breaker() -> None:
-    breaker = rk.CircuitBreaker("billing", failures=2)
-    fn = AsyncAlways()
-    with pytest.raises(ConnectionError):
-        await rk.retry(attempts=9, breaker=breaker)(fn)()
-    with pytest.raises(rk.BreakerOpenError):
-        await rk.retry(attempts=9, breaker=breaker)(fn)()
-    await asyncio.sleep(30)
-    assert await rk.retry(breaker=breaker)(AsyncFlaky())() == "ok"
-    assert fn.calls == 2
-
-
 @pytest.mark.parametrize(
     ("retriers", "breakers", "error", "state"),
     [
@@ -229,12 +218,3 @@ def test_the_retriers_on_says_what_counts_unless_the_breaker_does(
     breaker = rk.CircuitBreaker("x", failures=1, on=breakers)
     rk.Retrier(on=retriers, breaker=breaker, attempts=1).run(Always(error))
     assert breaker.state is state
-
-
-def test_a_generators_first_item_is_behind_the_breaker(virtual_time: VirtualClock) -> None:
-    @rk.retry(breaker=opened())
-    def items() -> Iterator[int]:
-        yield 1
-
-    with pytest.raises(rk.BreakerOpenError):
-        list(items())

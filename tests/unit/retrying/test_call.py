@@ -89,35 +89,27 @@ async def test_a_group_of_exhausted_retries_is_not_multiplied() -> None:
     assert "an inner retry already gave up" in raised.value.__notes__[0]
 
 
-async def test_an_inner_deadline_is_an_exhausted_inner_retry() -> None:
+async def test_an_inner_deadline_is_an_exhausted_inner_retry_and_an_inner_refusal_is_not() -> None:
     outcome = await rk.Retrier(on=TimeoutError).arun(rk.retry(on=TimeoutError, deadline=2)(asyncio.sleep), 60)
     assert (outcome.attempts, outcome.reason) == (1, rk.Reason.INNER_EXHAUSTED)
     assert asyncio.get_running_loop().time() == pytest.approx(2)
 
-
-def test_an_inner_refusal_to_retry_is_not_exhaustion(no_wait: VirtualClock) -> None:
-    """The inner one did not think it worth it; the outer one does, and nothing was multiplied."""
     fn = Flaky(KeyError, KeyError)
-    assert rk.retry(on=KeyError)(rk.retry(on=ConnectionError)(fn))() == "ok"
-    assert fn.calls == 3
-
-
-def test_raise_e_from_e_does_not_hang(no_wait: VirtualClock) -> None:
-    error = ConnectionError("its own cause")
-    error.__cause__ = error
-    fn = Flaky(error, error)
-    with pytest.raises(ConnectionError, match="its own cause"):
-        rk.retry(attempts=2)(fn)()
-    assert fn.calls == 2
+    with rk.testing.no_wait():
+        assert rk.retry(on=KeyError)(rk.retry(on=ConnectionError)(fn))() == "ok"
+    assert fn.calls == 3, "the inner one did not think it worth it; the outer one does, and nothing was multiplied"
 
 
 def test_an_exception_object_used_again_and_again_is_not_exhausted_in_a_later_call(no_wait: VirtualClock) -> None:
     singleton = ConnectionError("always the same object")
+    singleton.add_note("somebody else's")
     for _ in range(3):
         fn = Flaky(*[singleton] * 9)
         with pytest.raises(ConnectionError):
             rk.retry(attempts=4, name="x")(fn)()
         assert fn.calls == 4
+        assert len(singleton.__notes__) == 2, "notes do not pile up"
+        assert singleton.__notes__[0] == "somebody else's"
     assert failure_from(singleton, 0).exhausted  # the old mark is there, and did not count
     assert getattr(singleton, MARK)[0] > 0
 
@@ -199,15 +191,10 @@ def spent_in_threads(fail: Fail) -> dict[int, int]:
 ALL_SPENT = {attempts: attempts for attempts in ATTEMPTS}
 
 
-async def test_callers_in_tasks_that_share_an_exception_have_all_of_their_attempts() -> None:
+async def test_callers_in_tasks_or_threads_that_share_an_exception_have_all_of_their_attempts() -> None:
     assert await spent_in_tasks() == ALL_SPENT
-
-
-@pytest.mark.parametrize("share", [raised_again, shared_result])
-def test_callers_in_threads_that_share_an_exception_have_all_of_their_attempts(
-    share: Callable[[Exception], Fail],
-) -> None:
-    assert spent_in_threads(share(ConnectionError("shared"))) == ALL_SPENT
+    for share in (raised_again, shared_result):
+        assert spent_in_threads(share(ConnectionError("shared"))) == ALL_SPENT
 
 
 async def test_a_mark_that_counts_for_every_caller_costs_some_of_them_their_attempts(
@@ -255,28 +242,6 @@ def test_an_inner_retry_in_a_task_or_a_thread_of_its_own_is_not_multiplied(way: 
     with pytest.raises(ConnectionError):
         asyncio.run(outer())
     assert fn.calls == 3
-
-
-def test_notes_do_not_pile_up_on_an_exception_used_again(no_wait: VirtualClock) -> None:
-    singleton = ConnectionError("always the same object")
-    singleton.add_note("somebody else's")
-    for _ in range(5):
-        with pytest.raises(ConnectionError):
-            rk.retry(attempts=2, name="x")(Flaky(*[singleton] * 9))()
-    assert len(singleton.__notes__) == 2
-    assert singleton.__notes__[0] == "somebody else's"
-
-
-def test_an_exception_that_takes_no_attributes_still_comes_back(no_wait: VirtualClock) -> None:
-    class Closed(ConnectionError):
-        def __setattr__(self, name: str, value: object) -> None:
-            raise AttributeError(name)
-
-        def add_note(self, note: str) -> None:
-            raise TypeError("no notes")
-
-    with pytest.raises(Closed):
-        rk.retry(attempts=2)(Flaky(Closed("a"), Closed("b")))()
 
 
 # ---- why it ended ----------------------------------------------------------------------------------------------------
@@ -333,25 +298,19 @@ def test_retry_after_of_an_error_is_heard(
 # ---- waits -----------------------------------------------------------------------------------------------------------
 
 
-def waits_of(**seed: Any) -> list[float]:
+def waits_of(retrier: rk.Retrier) -> list[float]:
     with rk.testing.no_wait() as clock:
-        rk.Retrier(attempts=6, **seed).run(Always())
+        retrier.run(Always())
     return clock.waits
 
 
-def test_a_seed_makes_waits_reproducible() -> None:
-    first = waits_of(seed=7)
-    assert waits_of() != waits_of(), "calls without a seed draw otherwise, and move nothing for the others"
-    assert waits_of(seed=7) == first
-    assert waits_of(seed=8) != first
-
-
-def test_the_calls_of_one_seeded_retrier_differ_from_each_other() -> None:
-    retrier = rk.Retrier(seed=7, attempts=3)
-    with rk.testing.no_wait() as clock:
-        for _ in range(2):
-            retrier.run(Always())
-    assert clock.waits[:2] != clock.waits[2:]
+def test_a_seed_makes_waits_reproducible_that_differ_from_call_to_call() -> None:
+    first = waits_of(rk.Retrier(seed=7))
+    assert waits_of(rk.Retrier()) != waits_of(rk.Retrier()), "without a seed, and nothing moves for the others"
+    seeded = rk.Retrier(seed=7)
+    assert waits_of(seeded) == first
+    assert waits_of(seeded) != first
+    assert waits_of(rk.Retrier(seed=8)) != first
 
 
 # ---- log lines and hooks ---------------------------------------------------------------------------------------------
@@ -395,18 +354,19 @@ def test_who_debugs_sees_recoveries_and_ends_as_one_line_each(
     ]
 
 
-def test_neither_success_nor_the_last_failure_logs_a_line(
-    caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
+def test_neither_success_nor_the_last_failure_logs_a_line_and_none_has_arguments(
+    caplog: pytest.LogCaptureFixture, no_wait: VirtualClock
 ) -> None:
     rk.retry(Flaky())()
     rk.Retrier(attempts=1).run(Always())
     assert lines(caplog) == []
 
-
-def test_arguments_are_never_logged(caplog: pytest.LogCaptureFixture, no_wait: VirtualClock) -> None:
-    rk.retry(Flaky(ConnectionError("refused")))("CANARY", key="CANARY")
-    assert lines(caplog)
-    assert "CANARY" not in caplog.text
+    texts: list[str] = []
+    hook: Any = lambda event: texts.extend((repr(event), str(event), f"{event}"))  # noqa: E731
+    rk.retry(on_retry=hook, on_recover=hook)(Flaky(ConnectionError("refused")))("CANARY", key="CANARY")
+    assert (len(lines(caplog)), len(texts)) == (1, 6)
+    assert "ConnectionError" in texts[0]
+    assert "CANARY" not in "".join([caplog.text, *texts])
 
 
 def test_secrets_are_redacted_in_lines_records_and_callback_reports(
@@ -436,7 +396,7 @@ TWICE = rk.Retrier(attempts=2, wait=[0])
 
 
 def test_lines_are_bounded_a_burst_of_ten_then_one_a_second(
-    caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
+    caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lines_after(seconds: float, failures: int) -> list[str]:
         virtual_time.advance(seconds)
@@ -449,6 +409,12 @@ def test_lines_are_bounded_a_burst_of_ten_then_one_a_second(
     assert (len(told), told[-1].endswith("(90 such lines left out)")) == (11, True)
     assert lines_after(1, 1)[-1].endswith("(49 such lines left out)")
     assert len(lines_after(3600, 100)) == 22
+    monkeypatch.setattr("reefknot.runtime.log._MAX_BUDGETS", 2)
+    monkeypatch.setattr("reefknot.runtime.log._rest", LogBudget())
+    caplog.clear()
+    for number in range(50):
+        rk.Retrier(attempts=2, wait=[0], name=f"name {number}").run(Always())
+    assert len(lines(caplog)) == 1 + 10, "names beyond the thousandth share a budget"
 
 
 def test_the_bound_holds_for_an_unnamed_retrier_and_for_overrides_per_request(
@@ -478,16 +444,6 @@ def test_the_bound_holds_for_an_unnamed_retrier_and_for_overrides_per_request(
         assert len(lines(caplog)) == number * 10
 
 
-def test_names_beyond_the_thousandth_share_a_budget(
-    caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("reefknot.runtime.log._MAX_BUDGETS", 2)
-    monkeypatch.setattr("reefknot.runtime.log._rest", LogBudget())
-    for number in range(50):
-        rk.Retrier(attempts=2, wait=[0], name=f"name {number}").run(Always())
-    assert len(lines(caplog)) == 2 + 10
-
-
 def test_a_loop_has_the_name_of_the_function_that_it_is_in(
     caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
 ) -> None:
@@ -503,18 +459,16 @@ def test_a_loop_has_the_name_of_the_function_that_it_is_in(
     assert [line.partition(":")[0] for line in lines(caplog)] == [here, "mine"]
 
 
-def test_a_requested_wait_is_no_warning(caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock) -> None:
+def test_a_requested_wait_is_no_warning_and_lines_that_are_not_seen_take_nothing_from_the_budget(
+    caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
+) -> None:
     """Polling by `RetryAfter` is no failure; its lines inform those who want to know."""
-    caplog.set_level(logging.INFO, "reefknot")
-    rk.retry(name="poll")(Flaky(rk.RetryAfter(5, "still running")))()
+    with caplog.at_level(logging.INFO, "reefknot"):
+        rk.retry(name="poll")(Flaky(rk.RetryAfter(5, "still running")))()
     assert lines(caplog) == []
     (line,) = lines(caplog, logging.INFO)
     assert line.startswith("poll: attempt 1 of 4 asked to try again: RetryAfter: still running; trying again in 5")
-
-
-def test_lines_that_nobody_sees_take_nothing_from_the_budget(
-    caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
-) -> None:
+    virtual_time.advance(60)
     caplog.set_level(logging.WARNING, "reefknot")
     rk.Retrier(name="poll", attempts=50).run(Always(lambda text: rk.RetryAfter(0, text)))  # type: ignore[arg-type]
     rk.Retrier(name="poll", attempts=11, wait=[0]).run(Always())
@@ -544,7 +498,7 @@ def test_what_is_neither_level_nor_logger_is_refused(value: Any) -> None:
         rk.retry(log=value)
 
 
-def test_hooks_are_told_of_every_retry_recovery_and_end(virtual_time: VirtualClock) -> None:
+def test_hooks_are_told_of_every_retry_recovery_and_end_and_of_no_success_at_first(virtual_time: VirtualClock) -> None:
     events: list[tuple[str, RetryEvent]] = []
     call = rk.retry(
         attempts=3,
@@ -556,6 +510,8 @@ def test_hooks_are_told_of_every_retry_recovery_and_end(virtual_time: VirtualClo
         on_give_up=lambda event: events.append(("give up", event)),
     )
     error = ConnectionError("refused")
+    call(Flaky())()
+    assert events == []
     call(Flaky(error))()
     with pytest.raises(ConnectionError):
         call(Always())()
@@ -567,10 +523,6 @@ def test_hooks_are_told_of_every_retry_recovery_and_end(virtual_time: VirtualClo
     assert str(first.failure) == "ConnectionError: refused"
     assert (recovered.attempt, recovered.failure, recovered.delay, recovered.elapsed) == (2, None, None, 1.0)
     assert (last.attempt, last.delay, last.elapsed, last.reason) == (3, None, 3.0, rk.Reason.ATTEMPTS_SPENT)
-
-
-def test_a_first_try_success_is_no_recovery() -> None:
-    rk.retry(on_recover=lambda event: pytest.fail("nothing to recover from"))(Flaky())()
 
 
 @pytest.mark.parametrize("broken", [ValueError("broken\nhook"), Unspeakable()])
@@ -601,19 +553,16 @@ def test_hooks_that_raise_change_nothing_and_are_reported(
         assert all("the outcome is unchanged" in report and report.isprintable() for report in reports)
 
 
-def test_control_flow_raised_by_a_hook_is_not_swallowed(no_wait: VirtualClock) -> None:
+def test_control_flow_raised_by_a_hook_is_not_swallowed_and_an_error_that_cannot_be_shown_is_retried(
+    caplog: pytest.LogCaptureFixture, no_wait: VirtualClock
+) -> None:
     def hook(event: RetryEvent) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        rk.retry(on_retry=hook)(Flaky(ConnectionError))()
-
-
-def test_an_error_that_cannot_be_shown_is_still_retried(
-    caplog: pytest.LogCaptureFixture, no_wait: VirtualClock
-) -> None:
     assert rk.retry(on=Unspeakable)(Flaky(Unspeakable()))() == "ok"
     assert "<Unspeakable cannot be shown>" in lines(caplog)[0]
+    with pytest.raises(KeyboardInterrupt):
+        rk.retry(on_retry=hook)(Flaky(ConnectionError))()
 
 
 def test_hooks_have_the_arguments_of_the_call_and_may_act_on_self(no_wait: VirtualClock) -> None:
@@ -645,15 +594,6 @@ def test_hooks_have_the_arguments_of_the_call_and_may_act_on_self(no_wait: Virtu
     assert seen == [((1,), {"b": 2})] * (4 * 4 + 1 + 2)
 
 
-def test_the_text_of_an_event_leaves_arguments_out(no_wait: VirtualClock) -> None:
-    texts: list[str] = []
-    hook: Any = lambda event: texts.extend((repr(event), str(event), f"{event}"))  # noqa: E731
-    rk.retry(on_retry=hook, on_recover=hook)(Flaky(ConnectionError()))("CANARY", key="CANARY")
-    assert len(texts) == 6
-    assert "CANARY" not in "".join(texts)
-    assert "ConnectionError" in texts[0]
-
-
 # ---- async hooks -----------------------------------------------------------------------------------------------------
 
 
@@ -680,23 +620,14 @@ async def test_async_hooks_are_awaited_before_the_wait_and_before_the_end(option
     assert loop.time() == told[-1][1], "raised after the hook has ended"
 
 
-async def test_a_function_that_returns_an_awaitable_is_an_async_hook_too() -> None:
-    told: list[int] = []
+async def test_a_function_that_returns_an_awaitable_is_an_async_hook_and_sees_a_call_that_was_stopped() -> None:
+    told: list[tuple[int, rk.Reason | None]] = []
 
     async def tell(event: RetryEvent) -> None:
-        told.append(event.attempt)
+        told.append((event.attempt, event.reason))
 
     await rk.Retrier(on_retry=lambda event: tell(event)).acall(AsyncFlaky(ConnectionError()))
-    assert told == [1]
-
-
-async def test_an_async_hook_sees_a_call_that_was_stopped() -> None:
-    told: list[rk.Reason | None] = []
-
-    async def tell(event: RetryEvent) -> None:
-        told.append(event.reason)
-
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(1, stop.set)
     await rk.Retrier(stop=stop, wait=[30], on_give_up=tell).arun(AsyncAlways())
-    assert told == [rk.Reason.STOPPED]
+    assert told == [(1, None), (1, rk.Reason.STOPPED)]

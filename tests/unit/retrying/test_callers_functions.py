@@ -102,25 +102,17 @@ OPTIONS = ["on", "on_result", "wait", "before", "after", "on_retry", "on_give_up
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_function_that_can_be_called_with_one_argument_is_accepted(option: str) -> None:
+def test_a_function_is_accepted_where_it_takes_one_argument_and_refused_at_decoration_otherwise(option: str) -> None:
     for fn in FITTING:
         options: Any = {option: fn}
         rk.retry(**options)(Flaky())
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_a_function_of_another_arity_is_refused_at_decoration_with_one_that_fits(option: str) -> None:
     for fn, says in NOT_FITTING:
-        options: Any = {option: fn}
+        options = {option: fn}
+        matching = rf"^{option}=.* {option}=lambda \w+: …; .*{says}"
         for use in (rk.retry, rk.Retrier, rk.Retrier().using, rk.retry(Flaky()).using):
-            with pytest.raises(
-                rk.ParameterTypeError, match=rf"^{option}=.* {option}=lambda \w+: …; .*{says}"
-            ) as raised:
+            with pytest.raises(rk.ParameterTypeError, match=matching) as raised:
                 use(**options)
             assert raised.value.parameter == option
-
-
-def test_the_predicate_of_a_breaker_has_its_arity_checked_too() -> None:
     with pytest.raises(rk.ParameterTypeError, match=r"^on=.*takes no argument"):
         rk.CircuitBreaker("x", on=lambda: True)  # type: ignore[arg-type]  # that is the test
 
@@ -174,17 +166,16 @@ def test_hooks_are_called_around_every_attempt(
         assert events == expected
 
 
-def test_hooks_are_called_around_the_block_of_a_loop(virtual_time: VirtualClock) -> None:
+def test_hooks_are_called_around_the_block_of_a_loop_and_after_sees_a_refused_result(
+    virtual_time: VirtualClock,
+) -> None:
     events: list[tuple[Any, ...]] = []
     fn = Flaky(ConnectionError())
     for attempt in rk.Retrier(wait=[3], **hooks(events)).attempts():
         with attempt:
             attempt.value = fn()
     assert events == RECOVERED
-
-
-def test_a_refused_result_is_in_the_event_of_after(no_wait: VirtualClock) -> None:
-    events: list[tuple[Any, ...]] = []
+    events.clear()
     rk.retry(on_result=lambda v: v == "bad", wait=[3], after=seen_by(events, "after"))(Answers("bad", "good"))()
     assert events == [("after", 1, NONE, "bad", 3.0, None), ("after", 2, NONE, "good", None, None)]
 
@@ -196,26 +187,6 @@ async def test_after_is_called_once_for_an_attempt_whose_wait_is_stopped() -> No
     after = seen_by(events, "after")
     await rk.Retrier(wait=[3], stop=stop, after=after).arun(AsyncFlaky(ConnectionError()))
     assert events == [("after", 1, "ConnectionError", None, 3.0, None)]
-
-
-def test_async_hooks_are_awaited_before_the_attempt_goes_on() -> None:
-    order: list[str] = []
-
-    def hook(name: str) -> Callable[[rk.RetryEvent], Any]:
-        async def hook(event: rk.RetryEvent) -> None:
-            await asyncio.sleep(0)
-            order.append(name)
-
-        return hook
-
-    @rk.retry(before=hook("before"), after=hook("after"))
-    async def work() -> None:
-        order.append("work")
-        if len(order) < 4:
-            raise ConnectionError
-
-    rk.testing.run_virtual(work())
-    assert order == ["before", "work", "after"] * 2
 
 
 def test_a_hook_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture, no_wait: VirtualClock) -> None:
@@ -244,31 +215,23 @@ class BusyError(ConnectionError):
     retry_in: Any = 12
 
 
-def test_a_wait_may_follow_from_the_error(virtual_time: VirtualClock) -> None:
+def test_a_wait_may_follow_from_the_error_or_from_a_refused_result(virtual_time: VirtualClock) -> None:
     rk.Retrier(wait=lambda attempt: attempt.error.retry_in, attempts=2).run(Always(BusyError))
     rk.Retrier(wait=lambda attempt: timedelta(seconds=attempt * 2), attempts=3).run(Always())
     rk.Retrier(wait=lambda attempt: len(attempt.event.args[0]), attempts=2).run(Always(), "four")
-    assert virtual_time.waits == [12.0, 2.0, 4.0, 4.0]
-
-
-def test_a_wait_may_follow_from_a_refused_result(virtual_time: VirtualClock) -> None:
     rk.retry(on_result=lambda v: v["in"], wait=lambda attempt: attempt.value["in"])(Answers({"in": 9}, {"in": 0}))()
-    assert virtual_time.waits == [9.0]
+    assert virtual_time.waits == [12.0, 2.0, 4.0, 4.0, 9.0]
 
 
-def test_a_wait_of_none_is_the_policys_own(caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock) -> None:
-    wait: Any = lambda attempt: getattr(attempt.error, "retry_in", None)  # noqa: E731 - as one writes it
-    rk.Retrier(wait=wait, attempts=2, base_delay=3, jitter="none").run(Always())
-    assert virtual_time.waits == [3.0]
-    assert "raised" not in caplog.text
-
-
-def test_a_function_of_waits_that_answers_a_truth_value_is_reported(
+def test_a_wait_of_none_is_the_policys_own_and_a_truth_value_is_reported(
     caplog: pytest.LogCaptureFixture, virtual_time: VirtualClock
 ) -> None:
+    wait: Any = lambda attempt: getattr(attempt.error, "retry_in", None)  # noqa: E731 - as one writes it
+    rk.Retrier(wait=wait, attempts=2, base_delay=3, jitter="none").run(Always())
+    assert "raised" not in caplog.text
     rk.Retrier(wait=lambda attempt: True, attempts=2, base_delay=3, jitter="none").run(Always())
-    assert virtual_time.waits == [3.0]
     assert "wait= raised TypeError: answered True; accepted are seconds, 0 or more, a timedelta" in caplog.text
+    assert virtual_time.waits == [3.0, 3.0]
 
 
 # ---- durations -------------------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def test_an_override_reaches_the_decorated_function_in_a_partial_and_nothing_els
         rk.using(len, attempts=2)
 
 
-def test_name_doc_signature_and_origin_are_kept() -> None:
+def test_name_doc_signature_origin_and_the_kind_of_function_are_kept() -> None:
     def fetch(url: str, *, timeout: float = 1.0) -> bytes:
         """Doc."""
         return b""
@@ -159,8 +159,6 @@ def test_name_doc_signature_and_origin_are_kept() -> None:
     assert Client.method.__doc__ == "Doc of the method."
     assert Client().method.__name__ == "method"
 
-
-def test_the_kind_of_function_is_kept() -> None:
     async def coroutine() -> None: ...
     def generator() -> Any:
         yield
@@ -192,30 +190,18 @@ def test_partials_callable_objects_builtins_lambdas_and_mocks_are_retried(no_wai
         assert asyncio.run(rk.retry(afn)()) == "ok"
 
 
-def test_a_policy_or_a_retrier_can_be_given(no_wait: VirtualClock) -> None:
-    for policy in (rk.RetryPolicy(2), rk.Retrier(rk.RetryPolicy(2)), rk.Retrier(attempts=2)):
-        fn = Always()
-        with pytest.raises(ConnectionError):
-            rk.retry(policy=policy)(fn)()
-        assert fn.calls == 2
-        with pytest.raises(ConnectionError):
-            rk.retry(policy=policy, attempts=3)(fn)()
-        assert fn.calls == 5
-
-
 @pytest.mark.parametrize("policy", [5, "fast", {"attempts": 3}, rk.RetryPolicy])
 def test_what_is_no_policy_is_refused(policy: Any) -> None:
-    with pytest.raises(rk.ParameterTypeError, match="a RetryPolicy or a Retrier"):
-        rk.retry(policy=policy)
-    with pytest.raises(rk.ParameterTypeError, match="a RetryPolicy"):
-        rk.Retrier(policy)
+    for use in (lambda: rk.retry(policy=policy), lambda: rk.Retrier(policy)):
+        with pytest.raises(rk.ParameterTypeError, match="a RetryPolicy"):
+            use()
 
 
 @pytest.mark.parametrize("fn", [5, "f", int, Client, object()])
-@pytest.mark.parametrize("retry", [rk.retry, rk.retry()])
-def test_what_cannot_be_retried_is_refused(fn: Any, retry: Any) -> None:
-    with pytest.raises(rk.ParameterTypeError, match="a function to call for every attempt"):
-        retry(fn)
+def test_what_cannot_be_retried_is_refused(fn: Any) -> None:
+    for retry in (rk.retry, rk.retry()):
+        with pytest.raises(rk.ParameterTypeError, match="a function to call for every attempt"):
+            retry(fn)
 
 
 @pytest.mark.parametrize(
@@ -243,11 +229,15 @@ def test_only_a_coroutine_is_closed_when_it_is_refused() -> None:
         assert open_one.fileno() != -1
 
 
-def test_decorating_twice_is_two_retries_that_do_not_multiply(no_wait: VirtualClock) -> None:
-    fn = Always()
-    with pytest.raises(ConnectionError):
-        rk.retry(rk.retry(attempts=3)(fn))()
-    assert fn.calls == 3
+def test_a_policy_or_a_retrier_can_be_given(no_wait: VirtualClock) -> None:
+    for policy in (rk.RetryPolicy(2), rk.Retrier(rk.RetryPolicy(2)), rk.Retrier(attempts=2)):
+        fn = Always()
+        with pytest.raises(ConnectionError):
+            rk.retry(policy=policy)(fn)()
+        assert fn.calls == 2
+        with pytest.raises(ConnectionError):
+            rk.retry(policy=policy, attempts=3)(fn)()
+        assert fn.calls == 5
 
 
 # ---- `using` of a method ---------------------------------------------------------------------------------------------

@@ -49,17 +49,8 @@ def http_date(seconds: float) -> str:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("120", 120.0),
-        (" 7 ", 7.0),
-        ("0", 0.0),
-        ("1.5", 1.5),
-        ("-5", None),
-        ("soon", None),
-        ("", None),
-        ("nan", None),
-        ("1e5", None),
-        ("²", None),
-        ("Fri, 99 Zzz 9999 99:99:99 GMT", None),
+        *(("120", 120.0), (" 7 ", 7.0), ("0", 0.0), ("1.5", 1.5)),
+        *((text, None) for text in ("-5", "soon", "", "nan", "1e5", "²", "Fri, 99 Zzz 9999 99:99:99 GMT")),
         ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
     ],
 )
@@ -67,44 +58,17 @@ def test_a_retry_after_header_is_seconds(text: str, seconds: float | None) -> No
     assert failure_from(ResponseError(Response(503, {"Retry-After": text}))).retry_after == seconds
 
 
-def test_a_retry_after_header_may_be_a_date(virtual_time: VirtualClock) -> None:
-    assert read(503, Retry_After=http_date(90))[1] == pytest.approx(90)
-    assert read(503, Retry_After=http_date(-90))[1] == 0.0
-    assert read(503, Retry_After=http_date(90).replace("GMT", "-0000"))[1] == pytest.approx(90)
-
-
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
-        (5, 5.0),
-        (0, 0.0),
-        (2.5, 2.5),
-        (timedelta(minutes=1), 60.0),
-        (timedelta(minutes=-1), 0.0),
-        ("30", 30.0),
-        (-1, None),
-        (float("nan"), None),
-        (float("inf"), None),
-        (True, None),
-        (object(), None),
-        (10**400, None),
+        *((5, 5.0), (0, 0.0), (2.5, 2.5), ("30", 30.0), (timedelta(minutes=1), 60.0), (timedelta(minutes=-1), 0.0)),
+        *((value, None) for value in (-1, float("nan"), float("inf"), True, object(), 10**400)),
     ],
 )
 def test_an_attribute_retry_after_is_heard(value: Any, seconds: float | None) -> None:
     error = ConnectionError("busy")
     error.retry_after = value  # type: ignore[attr-defined]  # as clients do
     assert failure_from(error).retry_after == seconds
-
-
-def test_a_spent_rate_limit_waits_until_its_reset(virtual_time: VirtualClock) -> None:
-    reset = str(int(clock.wall()) + 45)
-    failure = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset})))
-    assert failure.failure_type is rk.FailureType.RATE_LIMITED
-    assert failure.retry_after == pytest.approx(45, abs=1)
-    left = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "7", "X-RateLimit-Reset": reset})))
-    assert (left.failure_type, left.retry_after) == (rk.FailureType.PERMANENT, None)
-    odd = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "²"})))
-    assert odd.retry_after is None
 
 
 @pytest.mark.parametrize("name", ["response", "status_code", "status", "headers", "retry_after", "error_code"])
@@ -120,19 +84,45 @@ def test_an_attribute_that_raises_does_not_replace_the_error(name: str, no_wait:
     assert failure_from(error).code is rk.ErrorCode.network_error
 
 
-def test_a_url_error_means_what_its_reason_means() -> None:
-    assert rk.http_errors(URLError(ConnectionRefusedError(111, "refused"))) is True
-    assert rk.http_errors(URLError(TimeoutError("timed out"))) is True
-    assert rk.http_errors(URLError("unknown url type: x")) is False
-    assert rk.http_errors(URLError(FileNotFoundError(2, "no such file"))) is False
+@pytest.mark.parametrize(
+    ("error", "retried"),
+    [
+        (URLError(ConnectionRefusedError(111, "refused")), True),
+        (URLError(TimeoutError("timed out")), True),
+        (URLError("unknown url type: x"), False),
+        (URLError(FileNotFoundError(2, "no such file")), False),
+        (ResponseError(Response(503)), True),
+        (ResponseError(Response(404)), False),
+        (ConnectionResetError("gone"), True),
+        (ValueError("timeout must be positive"), False),  # words alone are no outage
+    ],
+)
+def test_an_outage_is_a_connection_a_status_or_what_the_reason_of_a_url_error_means(
+    error: Exception, retried: bool
+) -> None:
+    assert http_errors(error) is retried
+    assert rk.http_errors is http_errors
 
 
-def test_status_and_hint_of_an_answer_are_read() -> None:
+def test_status_and_hint_of_an_answer_are_read_also_as_a_date_or_as_the_reset_of_a_spent_limit(
+    virtual_time: VirtualClock,
+) -> None:
     failure = failure_from(ResponseError(Response(429, {"retry-after": "3"})))
     assert (failure.http_status, failure.retry_after) == (429, 3.0)
     assert failure.failure_type is rk.FailureType.RATE_LIMITED
-    assert rk.http_errors(ResponseError(Response(503))) is True
-    assert rk.http_errors(ResponseError(Response(404))) is False
+
+    assert read(503, Retry_After=http_date(90))[1] == pytest.approx(90)
+    assert read(503, Retry_After=http_date(-90))[1] == 0.0
+    assert read(503, Retry_After=http_date(90).replace("GMT", "-0000"))[1] == pytest.approx(90)
+
+    reset = str(int(clock.wall()) + 45)
+    failure = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset})))
+    assert failure.failure_type is rk.FailureType.RATE_LIMITED
+    assert failure.retry_after == pytest.approx(45, abs=1)
+    left = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "7", "X-RateLimit-Reset": reset})))
+    assert (left.failure_type, left.retry_after) == (rk.FailureType.PERMANENT, None)
+    odd = failure_from(ResponseError(Response(403, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "²"})))
+    assert odd.retry_after is None
 
 
 # ---- a repeated text is not read again -------------------------------------------------------------------------------
@@ -147,60 +137,40 @@ def _nothing_read_before() -> None:
     failures._last_failure.clear()
 
 
-def test_the_same_words_give_the_same_failure_as_reading_them_anew() -> None:
+def test_the_same_words_of_a_class_give_the_same_failure_as_reading_them_anew_and_others_are_read() -> None:
     first = failure_from(Refused("connection refused"))
     again = failure_from(Refused("connection refused"))
     failures._last_failure.clear()
-
     assert again is first
     assert again == failure_from(Refused("connection refused"))
 
-
-def test_other_words_of_the_same_class_are_read() -> None:
-    failure_from(Refused("connection refused"))
-
     assert failure_from(Refused("connection reset")).message == "connection reset"
+    assert failure_from(ValueError("connection reset")).exception == "ValueError"
 
 
-def test_the_same_words_of_another_class_are_read() -> None:
-    failure_from(Refused("no"))
-
-    assert failure_from(ValueError("no")).exception == "ValueError"
-
-
-def test_a_secret_is_hidden_every_time_and_its_text_is_not_kept() -> None:
+def test_no_secret_is_kept_and_no_more_classes_than_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         assert "hunter2" not in failure_from(Refused("login failed: password=hunter2")).message
     assert "hunter2" not in repr(failures._last_failure)
 
-
-def test_an_error_that_carries_a_hint_is_read_whatever_its_words() -> None:
-    failure_from(Refused("busy"))
-    hinted = Refused("busy")
-    hinted.retry_after = 3  # type: ignore[attr-defined]
-
-    assert failure_from(hinted).retry_after == 3.0
-    assert failure_from(Refused("busy")).retry_after is None
-
-
-def test_an_error_raised_from_an_exhausted_one_is_told_apart() -> None:
-    failure_from(Refused("busy"))
-    inner = ConnectionError("inner")
-    setattr(inner, MARK, (5, current_scope(), 0))
-    outer = Refused("busy")
-    outer.__cause__ = inner
-
-    assert failure_from(outer, since=4).exhausted
-    assert not failure_from(Refused("busy"), since=4).exhausted
-
-
-def test_no_more_classes_are_kept_than_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "_MAX_CLASSES", 8)
     failures._traits_of.clear()
     for number in range(50):
         failure_from(type(f"Error{number}", (Exception,), {})("text"))
-
     assert len(failures._last_failure) <= 8
+
+
+def test_an_error_that_carries_a_hint_or_was_raised_from_an_exhausted_one_is_read_whatever_its_words() -> None:
+    failure_from(Refused("busy"))
+    hinted, outer, inner = Refused("busy"), Refused("busy"), ConnectionError("inner")
+    hinted.retry_after = 3  # type: ignore[attr-defined]
+    setattr(inner, MARK, (5, current_scope(), 0))
+    outer.__cause__ = inner
+
+    assert failure_from(hinted).retry_after == 3.0
+    assert failure_from(Refused("busy")).retry_after is None
+    assert failure_from(outer, since=4).exhausted
+    assert not failure_from(Refused("busy"), since=4).exhausted
 
 
 # ---- retried by default ----------------------------------------------------------------------------------------------
@@ -218,47 +188,28 @@ class Touchy(Exception):
         raise RuntimeError("do not look")
 
 
-def retried(error: Exception) -> object:
-    return retryable_by_default(error, failure_from(error))
-
-
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("error", "expected"),
     [
-        (ErrorCode.network_error, True),
-        (ErrorCode.system_overload, True),
-        (ErrorCode.invalid_input, False),
-        (ErrorCode.quota_exceeded, False),
-        (ErrorCode.http_error, True),
+        (Declared(error_code=ErrorCode.network_error), True),
+        (Declared(error_code=ErrorCode.system_overload), True),
+        (Declared(error_code=ErrorCode.invalid_input), False),
+        (Declared(error_code=ErrorCode.quota_exceeded), False),
+        (Declared(error_code=ErrorCode.http_error), True),
+        (Declared(error_code=ErrorCode.http_error, status_code=404), False),  # it asks the status beside it
+        (Declared(error_code=ErrorCode.http_error, status_code=503), True),
+        (Declared(failure_type=FailureType.TRANSIENT), True),
+        (Declared(failure_type=FailureType.RATE_LIMITED), True),
+        (Declared(failure_type=FailureType.PERMANENT), False),
+        (Declared(failure_type=FailureType.UNKNOWN), False),
+        (Declared(error_code="network_error"), False),  # other words are not heard
+        (Touchy("connection refused"), False),
     ],
 )
-def test_a_declared_code_speaks_for_itself(code: ErrorCode, expected: bool) -> None:
-    assert retried(Declared(error_code=code)) is expected
-
-
-def test_a_declared_code_asks_the_status_beside_it() -> None:
-    assert retried(Declared(error_code=ErrorCode.http_error, status_code=404)) is False
-    assert retried(Declared(error_code=ErrorCode.http_error, status_code=503)) is True
-
-
-@pytest.mark.parametrize("failure_type", list(FailureType))
-def test_a_declared_failure_type_speaks_for_itself(failure_type: FailureType) -> None:
-    expected = failure_type in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)
-
-    assert retried(Declared(failure_type=failure_type)) is expected
-
-
-def test_what_is_declared_in_other_words_is_not_heard() -> None:
-    assert retried(Declared(error_code="network_error")) is False
-
-
-def test_an_attribute_that_raises_says_nothing() -> None:
-    assert retried(Touchy("connection refused")) is False
-
-
-def test_words_alone_are_no_outage() -> None:
-    assert http_errors(ValueError("timeout must be positive")) is False
-    assert http_errors(ConnectionResetError("gone")) is True
+def test_what_an_exception_declares_speaks_for_itself_and_an_attribute_that_raises_says_nothing(
+    error: Exception, expected: bool
+) -> None:
+    assert retryable_by_default(error, failure_from(error)) is expected
 
 
 # ---- AWS and gRPC, by shape ------------------------------------------------------------------------------------------
@@ -300,10 +251,7 @@ def test_an_error_of_aws_is_read_by_its_code_then_by_its_status(
     assert retryable_by_default(error, failure) is retried
     assert http_errors(error) is retried
     assert rk.classify_failure("", error) is kind
-
-
-def test_a_hint_of_aws_is_heard() -> None:
-    assert failure_from(ClientError("SlowDown", 503, {"Retry-After": "7"})).retry_after == 7.0
+    assert failure_from(ClientError(code, status, {"Retry-After": "7"})).retry_after == 7.0
 
 
 @pytest.mark.parametrize(
@@ -327,11 +275,8 @@ def test_an_answer_of_another_shape_says_nothing(response: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "retried"),
     [
-        ("ConnectTimeoutError", True),
-        ("ReadTimeoutError", True),
-        ("EndpointConnectionError", True),
-        ("SSLError", False),
-        ("NoCredentialsError", False),
+        *((name, True) for name in ("ConnectTimeoutError", "ReadTimeoutError", "EndpointConnectionError")),
+        *((name, False) for name in ("SSLError", "NoCredentialsError")),
     ],
 )
 def test_errors_of_botocore_without_an_answer_are_known_by_class(name: str, retried: bool) -> None:
@@ -344,14 +289,9 @@ def test_errors_of_botocore_without_an_answer_are_known_by_class(name: str, retr
 class StatusCode(Enum):
     """The statuses of grpc."""
 
-    OK = (0, "ok")
-    UNAVAILABLE = (14, "unavailable")
-    DEADLINE_EXCEEDED = (4, "deadline exceeded")
-    RESOURCE_EXHAUSTED = (8, "resource exhausted")
-    NOT_FOUND = (5, "not found")
-    PERMISSION_DENIED = (7, "permission denied")
-    ABORTED = (10, "aborted")
-    INTERNAL = (13, "internal")
+    OK, UNAVAILABLE, DEADLINE_EXCEEDED = (0, "ok"), (14, "unavailable"), (4, "deadline exceeded")
+    RESOURCE_EXHAUSTED, NOT_FOUND = (8, "resource exhausted"), (5, "not found")
+    PERMISSION_DENIED, ABORTED, INTERNAL = (7, "permission denied"), (10, "aborted"), (13, "internal")
 
 
 class RpcError(Exception):
@@ -396,26 +336,18 @@ def test_a_status_of_grpc_is_read(kind: Any, status: StatusCode, failure_type: F
     assert retryable_by_default(error, failure) is retried
 
 
-def test_a_status_of_grpclib_is_read() -> None:
+def test_statuses_of_grpclib_and_of_google_api_core_are_read_after_a_declaration_of_the_exception() -> None:
     error = type("GRPCError", (Exception,), {"__module__": "grpclib.exceptions"})()
     error.status = StatusCode.UNAVAILABLE
     assert http_errors(error) is True
+    declared: Any = RpcError(StatusCode.UNAVAILABLE)
+    declared.failure_type = FailureType.PERMANENT
+    assert http_errors(declared) is False
 
-
-def test_a_declaration_of_the_exception_counts_before_its_status() -> None:
-    error = RpcError(StatusCode.UNAVAILABLE)
-    error.failure_type = FailureType.PERMANENT  # type: ignore[attr-defined]  # declared by user code
-    assert http_errors(error) is False
-
-
-@pytest.mark.parametrize(("status", "retried"), [(HTTPStatus.BAD_GATEWAY, True), (HTTPStatus.CONFLICT, False)])
-def test_an_error_of_google_api_core_that_came_by_http_has_a_code(status: HTTPStatus, *, retried: bool) -> None:
-    error = type("GoogleAPICallError", (Exception,), {"code": status, "grpc_status_code": None})("words")
-    assert failure_from(error).http_status == status
-    assert http_errors(error) is retried
-
-
-def test_errors_of_google_api_core_are_read() -> None:
     retried = ("ServiceUnavailable", "TooManyRequests", "InternalServerError", "GatewayTimeout")
     for name in (*retried, "NotFound", "Forbidden", "BadRequest"):
         assert http_errors(getattr(google_errors, name)("words")) is (name in retried), name
+    for status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.CONFLICT):
+        by_http = type("GoogleAPICallError", (Exception,), {"code": status, "grpc_status_code": None})("words")
+        assert failure_from(by_http).http_status == status
+        assert http_errors(by_http) is (status is HTTPStatus.BAD_GATEWAY)

@@ -140,15 +140,13 @@ def test_an_odd_exception_is_retried_as_its_class_says(no_wait: VirtualClock) ->
     assert once == []
 
 
-def test_an_attribute_that_raises_hides_none_of_the_others() -> None:
+def test_odd_exceptions_are_read_without_an_error_and_one_odd_attribute_hides_no_other() -> None:
     error = raising("response", RuntimeError())
     error.status_code = 503  # type: ignore[attr-defined]
     error.retry_after = 7  # type: ignore[attr-defined]
     failure = failure_from(error)
     assert (failure.http_status, failure.retry_after, failure.message) == (503, 7.0, TOLD)
 
-
-def test_hints_and_types_of_odd_exceptions_are_read_without_an_error() -> None:
     for name, make in ODD.items():
         if "__" not in name and name not in ("Deaf", "Mute", "Endless"):
             read_hints(make())

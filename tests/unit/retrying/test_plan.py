@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pydoc
 import re
 from typing import Any
@@ -20,44 +19,18 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("attempts", 0),
-        ("attempts", -1),
-        ("attempts", 1.5),
-        ("attempts", True),
-        ("attempts", "3"),
-        ("deadline", 0),
-        ("deadline", -1),
-        ("deadline", NAN),
-        ("deadline", "10"),
-        ("base_delay", -0.1),
-        ("base_delay", NAN),
-        ("base_delay", INF),
-        ("base_delay", 31),
-        ("max_delay", -1),
-        ("max_delay", NAN),
-        ("max_delay", INF),
-        ("multiplier", 0.5),
-        ("multiplier", NAN),
-        ("jitter", "wild"),
-        ("jitter_factor", 1.5),
-        ("jitter_factor", NAN),
-        ("strategy", "quadratic"),
-        ("attempt_timeout", 0),
-        ("attempt_timeout", NAN),
-        ("max_retry_after", -1),
-        ("max_retry_after", NAN),
-        ("throttle", 5),
-        ("throttle", ""),
-        ("breaker", "billing"),
-        ("on_retry", 5),
-        ("on_give_up", "x"),
-        ("on_recover", []),
-        ("in_thread", 1),
-        ("name", 5),
-        ("seed", "x"),
-        ("seed", True),
-        ("seed", 1.5),
-        ("atempts", 5),
+        *(("attempts", value) for value in (0, -1, 1.5, True, "3")),
+        *(("deadline", value) for value in (0, -1, NAN, "10")),
+        *(("base_delay", value) for value in (-0.1, NAN, INF, 31)),
+        *(("max_delay", value) for value in (-1, NAN, INF)),
+        *(("multiplier", value) for value in (0.5, NAN)),
+        *(("jitter_factor", value) for value in (1.5, NAN)),
+        *(("attempt_timeout", value) for value in (0, NAN)),
+        *(("max_retry_after", value) for value in (-1, NAN)),
+        *(("throttle", value) for value in (5, "")),
+        *(("seed", value) for value in ("x", True, 1.5)),
+        *(("jitter", "wild"), ("strategy", "quadratic"), ("breaker", "billing"), ("on_retry", 5), ("on_give_up", "x")),
+        *(("on_recover", []), ("in_thread", 1), ("name", 5), ("atempts", 5)),
     ],
 )
 def test_a_bad_option_is_an_error_at_decoration_that_names_it(option: str, value: object) -> None:
@@ -67,38 +40,6 @@ def test_a_bad_option_is_an_error_at_decoration_that_names_it(option: str, value
             use(**options)
         assert raised.value.parameter == option
         assert raised.value.accepted
-
-
-def test_a_mistake_is_also_what_python_calls_it() -> None:
-    with pytest.raises(ValueError, match="attempts=0"):
-        rk.retry(attempts=0)
-    with pytest.raises(TypeError, match=r"no such option; perhaps you meant attempts=; accepted are .*attempts"):
-        rk.retry(atempts=5)  # type: ignore[call-overload]  # that is the test
-    with pytest.raises(TypeError, match="no such option; accepted are after, attempt_timeout"):
-        rk.retry(xyzzy=5)  # type: ignore[call-overload]  # that is the test
-
-
-def test_async_hooks_are_refused_where_nobody_awaits_them() -> None:
-    async def hook(event: rk.RetryEvent) -> None: ...
-
-    class Hook:
-        async def __call__(self, event: rk.RetryEvent) -> None: ...
-
-    async def in_an_async_loop(retrier: rk.Retrier) -> None:
-        async for _ in retrier.attempts():
-            break
-
-    for each in (hook, Hook()):
-        retrier = rk.Retrier(on_give_up=each)
-        for use in (
-            rk.retry(on_give_up=each),
-            retrier.call,
-            retrier.run,
-            lambda fn, retrier=retrier: next(iter(retrier.attempts())),
-            lambda fn, retrier=retrier: asyncio.run(in_an_async_loop(retrier)),
-        ):
-            with pytest.raises(rk.ParameterTypeError, match=r"^on_give_up=.* a plain function here"):
-                use(Flaky())
 
 
 @pytest.mark.parametrize(
@@ -115,19 +56,18 @@ def test_async_hooks_are_refused_where_nobody_awaits_them() -> None:
         ({"wait": 3}, r"wait=\[3\]"),
         ({"before_sleep": print}, "on_retry="),
         ({"reraise": True}, "the original error is always raised"),
+        ({"stop": tenacity.stop_after_attempt(3)}, "here it is attempts= or deadline="),
+        ({"wait": tenacity.wait_fixed(3)}, r"here it is wait=\[1, 2, 5\], base_delay="),
+        ({"atempts": 5}, r"no such option; perhaps you meant attempts=; accepted are .*attempts"),
+        ({"xyzzy": 5}, "no such option; accepted are after, attempt_timeout"),
     ],
 )
 def test_a_misspelt_option_is_told_which_one_was_meant(options: Any, meant: str) -> None:
     for use in (rk.retry, rk.Retrier, rk.Retrier().using):
         with pytest.raises(rk.ParameterTypeError, match=meant):
             use(**options)
-
-
-def test_rules_of_tenacity_are_told_what_they_are_here() -> None:
-    with pytest.raises(rk.ParameterTypeError, match="here it is attempts= or deadline="):
-        rk.retry(stop=tenacity.stop_after_attempt(3))  # type: ignore[call-overload]
-    with pytest.raises(rk.ParameterTypeError, match=r"here it is wait=\[1, 2, 5\], base_delay="):
-        rk.retry(wait=tenacity.wait_fixed(3))  # type: ignore[arg-type]
+    assert issubclass(rk.ParameterTypeError, TypeError), "a mistake is also what Python calls it"
+    assert issubclass(rk.ParameterError, ValueError)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +97,9 @@ def test_help_lists_every_option() -> None:
         assert re.search(rf"^ +{option} +\S|`?{option}=", text, re.MULTILINE), option
 
 
-def test_a_throttle_is_made_shared_by_name_or_given() -> None:
+def test_a_throttle_is_made_given_or_shared_by_one_of_a_bounded_number_of_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def throttle_of(value: Any) -> rk.RetryThrottle | None:
         return rk.Retrier(throttle=value).plan.throttle
 
@@ -169,8 +111,6 @@ def test_a_throttle_is_made_shared_by_name_or_given() -> None:
     assert rk.Retrier(throttle=own).using(attempts=2).plan.throttle is own
     assert rk.Retrier(throttle=own).using(throttle=False).plan.throttle is None
 
-
-def test_names_of_shared_throttles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.retrying.plan._shared_throttles", {})
     monkeypatch.setattr("reefknot.retrying.plan._MAX_SHARED", 2)
     rk.Retrier(throttle="a").using(throttle="b").using(throttle="a")
@@ -178,21 +118,17 @@ def test_names_of_shared_throttles_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         rk.Retrier(throttle="c")
 
 
-def test_an_override_wins_over_what_a_book_resolves() -> None:
+def test_an_override_wins_over_a_book_and_lists_of_a_policy_over_the_documented_default() -> None:
     resolved = rk.RetryPolicy(9)
     retrier = rk.Retrier.following(lambda failure: resolved, rk.RetryPolicy(7)).using(attempts=2, base_delay=0)
     assert retrier.run(Flaky(KeyError, KeyError)).attempts == 2
     assert retrier.policy.max_attempts == 2
 
-
-def test_a_policy_with_exception_lists_of_its_own_is_not_second_guessed() -> None:
     policy = rk.RetryPolicy(2, 0, retryable_exceptions=[KeyError])
     assert rk.Retrier(policy).run(Flaky(KeyError())).ok
     assert not rk.Retrier(policy).run(Flaky(ConnectionError())).ok
     assert rk.Retrier(policy, on=ConnectionError).run(Flaky(ConnectionError())).ok
 
-
-def test_the_default_policy_is_the_documented_one() -> None:
     policy = Plan(LIBRARY_DEFAULT).policy
     assert (policy.max_attempts, policy.base_delay, policy.max_delay, policy.multiplier) == (4, 0.1, 30.0, 2.0)
     assert policy.jitter is rk.Jitter.FULL

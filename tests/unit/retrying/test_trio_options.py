@@ -13,19 +13,15 @@ import trio
 
 import reefknot as rk
 from tests.unit.retrying.flaky import AsyncAlways, AsyncAnswers, AsyncFlaky
-from tests.unit.retrying.test_trio import Run, every_loop, in_trio, time_of
+from tests.unit.retrying.test_trio import every_loop, in_trio, time_of
 
 Fallback = Callable[[rk.RetryEvent], object]
 
 
-def slowly(answer: object) -> Callable[[Any], Awaitable[Any]]:
-    """An async function of one argument that takes a second for its answer."""
-
-    async def function(given: object) -> object:
-        await anyio.sleep(1)
-        return answer
-
-    return function
+async def a_minute(error: object) -> timedelta:
+    """An async predicate that takes a second for its answer."""
+    await anyio.sleep(1)
+    return timedelta(seconds=60)
 
 
 async def reason_of(event: rk.RetryEvent) -> object:
@@ -33,7 +29,6 @@ async def reason_of(event: rk.RetryEvent) -> object:
     return event.reason
 
 
-@every_loop
 @pytest.mark.parametrize("fallback", [lambda event: event.reason, reason_of], ids=["plain", "async"])
 @pytest.mark.parametrize(
     ("options", "reason"),
@@ -44,71 +39,36 @@ async def reason_of(event: rk.RetryEvent) -> object:
     ],
     ids=["attempts", "deadline", "breaker"],
 )
-def test_a_fallback_answers_for_every_reason_to_give_up(
-    run: Run, fallback: Fallback, options: dict[str, Any], reason: rk.Reason
+@every_loop
+async def test_a_fallback_answers_for_every_reason_to_give_up(
+    fallback: Fallback, options: dict[str, Any], reason: rk.Reason
 ) -> None:
-    async def main() -> object:
-        given = dict(options)
-        if "breaker" in given:
-            given["breaker"] = rk.CircuitBreaker("billing", failures=given["breaker"])
-        return await rk.retry(fallback=fallback, **given)(AsyncAlways())()
-
-    assert run(main) is reason
+    given = dict(options)
+    if "breaker" in given:
+        given["breaker"] = rk.CircuitBreaker("billing", failures=given["breaker"])
+    assert await rk.retry(fallback=fallback, **given)(AsyncAlways())() is reason
 
 
 @every_loop
-def test_a_fallback_answers_for_an_attempt_that_hangs_and_for_a_stop(run: Run) -> None:
-    async def hangs() -> str:
-        await anyio.sleep(3600)
-        return "never"
+async def test_a_fallback_answers_for_an_attempt_that_hangs_and_for_a_stop() -> None:
+    stop = anyio.Event()
+    stopped = rk.retry(stop=stop, wait=[30], fallback="stopped")(AsyncAlways())
+    hangs: Any = rk.retry(attempt_timeout=timedelta(seconds=5), attempts=2, fallback="slow")(anyio.sleep)
+    got: list[object] = [await hangs(3600)]
 
-    async def main() -> list[object]:
-        stop = anyio.Event()
-        stopped = rk.retry(stop=stop, wait=[30], fallback="stopped")(AsyncAlways())
-        got: list[object] = [await rk.retry(attempt_timeout=timedelta(seconds=5), attempts=2, fallback="slow")(hangs)()]
+    async def call() -> None:
+        got.append(await stopped())
 
-        async def call() -> None:
-            got.append(await stopped())
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(call)
-            await anyio.sleep(1)
-            stop.set()
-        return got
-
-    assert run(main) == ["slow", "stopped"]
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await anyio.sleep(1)
+        stop.set()
+    assert got == ["slow", "stopped"]
 
 
-@every_loop
 @pytest.mark.parametrize("is_async", [False, True])
-def test_plain_and_async_hooks_see_each_attempt_in_their_order(run: Run, is_async: bool) -> None:
-    seen: list[tuple[str, int, str, object]] = []
-
-    def hook(name: str) -> Callable[[rk.RetryEvent], Any]:
-        def plain(event: rk.RetryEvent) -> None:
-            seen.append((name, event.attempt, type(event.error).__name__, event.value))
-
-        async def awaited(event: rk.RetryEvent) -> None:
-            await anyio.sleep(1)
-            plain(event)
-
-        return awaited if is_async else plain
-
-    async def main() -> object:
-        return await rk.retry(wait=[2], before=hook("before"), after=hook("after"))(AsyncFlaky(TimeoutError))()
-
-    assert run(main) == "ok"
-    assert seen == [
-        ("before", 1, "NoneType", None),
-        ("after", 1, "TimeoutError", None),
-        ("before", 2, "NoneType", None),
-        ("after", 2, "NoneType", "ok"),
-    ]
-
-
 @every_loop
-@pytest.mark.parametrize("is_async", [False, True])
-def test_predicates_refuse_errors_and_results(run: Run, is_async: bool) -> None:
+async def test_predicates_refuse_errors_and_results(is_async: bool) -> None:
     def has(word: str) -> Any:
         async def predicate(given: object) -> bool:
             await anyio.sleep(1)
@@ -116,36 +76,22 @@ def test_predicates_refuse_errors_and_results(run: Run, is_async: bool) -> None:
 
         return predicate if is_async else lambda given: word in str(given)
 
-    async def main() -> None:
-        options: Any = {"on": has("busy"), "attempts": 3, "base_delay": 0}
-        broken = AsyncFlaky(RuntimeError("broken"))
-        assert await rk.retry(**options)(AsyncFlaky(RuntimeError("busy")))() == "ok"
-        outcome = await rk.Retrier(**options).arun(broken)
-        assert (outcome.reason, broken.calls) == (rk.Reason.NOT_RETRYABLE, 1)
+    options: Any = {"on": has("busy"), "attempts": 3, "base_delay": 0}
+    broken = AsyncFlaky(RuntimeError("broken"))
+    assert await rk.retry(**options)(AsyncFlaky(RuntimeError("busy")))() == "ok"
+    outcome = await rk.Retrier(**options).arun(broken)
+    assert (outcome.reason, broken.calls) == (rk.Reason.NOT_RETRYABLE, 1)
 
-        pending: Any = {"on_result": has("pending"), "attempts": 3, "base_delay": 0}
-        assert await rk.retry(**pending)(AsyncAnswers("pending", "pending", "done"))() == "done"
-        with pytest.raises(rk.RetryError) as raised:
-            await rk.retry(raise_result=True, **pending)(AsyncAnswers("pending"))()
-        assert (raised.value.value, len(raised.value.attempts)) == ("pending", 3)
-
-    run(main)
+    pending: Any = {"on_result": has("pending"), "attempts": 3, "base_delay": 0}
+    assert await rk.retry(**pending)(AsyncAnswers("pending", "pending", "done"))() == "done"
+    with pytest.raises(rk.RetryError) as raised:
+        await rk.retry(raise_result=True, **pending)(AsyncAnswers("pending"))()
+    assert (raised.value.value, len(raised.value.attempts)) == ("pending", 3)
 
 
 @every_loop
-def test_an_async_predicate_counts_for_a_breaker_too(run: Run) -> None:
-    async def main() -> tuple[rk.Reason | None, int]:
-        breaker, fn = rk.CircuitBreaker("billing", failures=2), AsyncAlways(RuntimeError)
-        outcome = await rk.Retrier(on=slowly(True), attempts=9, base_delay=0, breaker=breaker).arun(fn)
-        return outcome.reason, fn.calls
-
-    assert run(main) == (rk.Reason.BREAKER_OPEN, 2)
-
-
-@every_loop
-def test_an_async_predicate_answers_with_the_seconds_to_wait(run: Run) -> None:
-    retrier = rk.Retrier(on=slowly(timedelta(seconds=60)), attempts=2, jitter="none")
-    took = run(lambda: time_of(retrier.arun(AsyncAlways())))
+async def test_an_async_predicate_answers_with_the_seconds_to_wait() -> None:
+    took = await time_of(rk.Retrier(on=a_minute, attempts=2, jitter="none").arun(AsyncAlways()))
     assert 62 <= took < 69, "the predicate is asked twice, for a second each; a hint is spread"
 
 
@@ -155,7 +101,6 @@ class BusyError(ConnectionError):
     free_in = timedelta(seconds=7)
 
 
-@every_loop
 @pytest.mark.parametrize(
     ("wait", "took"),
     [
@@ -164,36 +109,23 @@ class BusyError(ConnectionError):
         ([timedelta(seconds=1), timedelta(minutes=0.25)], 16),
     ],
 )
-def test_a_wait_is_a_function_of_the_error_or_a_list_of_timedeltas(run: Run, wait: Any, took: float) -> None:
-    retrier = rk.Retrier(wait=wait, attempts=3)
-    assert round(run(lambda: time_of(retrier.arun(AsyncAlways(BusyError)))), 1) == took
-
-
-def test_a_deadline_bounds_all_attempts_and_waits_together_in_trio() -> None:
-    async def main() -> rk.Outcome[object]:
-        with rk.testing.virtual_time() as clock:
-            outcome = await rk.Retrier(deadline=timedelta(seconds=10), wait=[4], attempts=9).arun(AsyncAlways())
-        assert clock.waits == [4, 4]
-        return outcome
-
-    assert trio.run(main).reason is rk.Reason.BUDGET_SPENT
+@every_loop
+async def test_a_wait_is_a_function_of_the_error_or_a_list_of_timedeltas(wait: Any, took: float) -> None:
+    assert round(await time_of(rk.Retrier(wait=wait, attempts=3).arun(AsyncAlways(BusyError))), 1) == took
 
 
 @every_loop
-def test_a_breaker_lets_one_probe_through_and_a_cancelled_probe_does_not_keep_its_place(run: Run) -> None:
-    async def main() -> None:
-        with rk.testing.virtual_time() as clock:
-            breaker = rk.CircuitBreaker("billing", failures=1, cooldown=timedelta(seconds=30))
-            with pytest.raises(ConnectionError):
-                await rk.retry(breaker=breaker)(AsyncAlways())()
-            assert breaker.state == "open"
-            clock.advance(30)
-            with anyio.move_on_after(0.01) as scope:
-                await rk.retry(breaker=breaker)(anyio.sleep_forever)()
-            assert scope.cancelled_caught
-            assert await rk.retry(breaker=breaker)(AsyncFlaky())() == "ok", "the next one is the probe"
-
-    run(main)
+async def test_a_breaker_lets_one_probe_through_and_a_cancelled_probe_does_not_keep_its_place() -> None:
+    with rk.testing.virtual_time() as clock:
+        breaker = rk.CircuitBreaker("billing", failures=1, cooldown=timedelta(seconds=30))
+        with pytest.raises(ConnectionError):
+            await rk.retry(breaker=breaker)(AsyncAlways())()
+        assert breaker.state == "open"
+        clock.advance(30)
+        with anyio.move_on_after(0.01) as scope:
+            await rk.retry(breaker=breaker)(anyio.sleep_forever)()
+        assert scope.cancelled_caught
+        assert await rk.retry(breaker=breaker)(AsyncFlaky())() == "ok", "the next one is the probe"
 
 
 # ---- loops -----------------------------------------------------------------------------------------------------------
@@ -206,39 +138,32 @@ async def loop(retrier: rk.Retrier, body: Callable[[], Awaitable[object]]) -> No
 
 
 @every_loop
-def test_a_loop_waits_refuses_results_and_ends_with_its_deadline(run: Run) -> None:
-    async def numbered() -> None:
-        async for attempt in rk.Retrier(wait=[timedelta(seconds=2)], on_result=lambda value: value < 3).attempts():
-            with attempt:
-                attempt.value = attempt.number
-        assert attempt.value == 3
-
-    async def main() -> None:
-        assert 4 <= await time_of(numbered()) < 4.1
-        with pytest.raises(rk.DeadlineExceededError):
-            await loop(rk.Retrier(deadline=3), anyio.sleep_forever)
-
-    run(main)
+async def test_a_loop_waits_refuses_results_and_ends_with_its_deadline() -> None:
+    began = anyio.current_time()
+    async for attempt in rk.Retrier(wait=[timedelta(seconds=2)], on_result=lambda value: value < 3).attempts():
+        with attempt:
+            attempt.value = attempt.number
+    assert attempt.value == 3
+    assert anyio.current_time() - began == pytest.approx(4, abs=0.1)
+    with pytest.raises(rk.DeadlineExceededError):
+        await loop(rk.Retrier(deadline=3), anyio.sleep_forever)
 
 
 @every_loop
-def test_a_loop_ends_at_an_open_breaker_and_at_a_stop(run: Run) -> None:
-    async def main() -> None:
-        breaker, fn = rk.CircuitBreaker("billing", failures=2), AsyncAlways()
-        with pytest.raises(ConnectionError):
-            await loop(rk.Retrier(attempts=9, wait=[1], breaker=breaker), fn)
-        assert (fn.calls, breaker.state) == (2, "open")
+async def test_a_loop_ends_at_an_open_breaker_and_at_a_stop() -> None:
+    breaker, fn = rk.CircuitBreaker("billing", failures=2), AsyncAlways()
+    with pytest.raises(ConnectionError):
+        await loop(rk.Retrier(attempts=9, wait=[1], breaker=breaker), fn)
+    assert (fn.calls, breaker.state) == (2, "open")
 
-        stop = anyio.Event()
+    stop = anyio.Event()
 
-        async def fail_and_stop() -> None:
-            stop.set()
-            raise ConnectionError
+    async def fail_and_stop() -> None:
+        stop.set()
+        raise ConnectionError
 
-        with pytest.raises(ConnectionError):
-            await loop(rk.Retrier(stop=stop, wait=[30]), fail_and_stop)
-
-    run(main)
+    with pytest.raises(ConnectionError):
+        await loop(rk.Retrier(stop=stop, wait=[30]), fail_and_stop)
 
 
 async def leave_by_return() -> None:
@@ -247,61 +172,42 @@ async def leave_by_return() -> None:
             return
 
 
-async def leave_by_break() -> None:
+@every_loop
+async def test_a_loop_may_be_left_at_any_time() -> None:
+    """Warnings are errors here, and Trio warns of an async generator that is left to the garbage collector."""
+    await leave_by_return()
+    gc.collect()
     async for attempt in rk.Retrier().attempts():
         with attempt:
             break
-
-
-async def leave_by_its_last_error() -> None:
+    gc.collect()
     with pytest.raises(ConnectionError):
         await loop(rk.Retrier(attempts=1), AsyncAlways())
-
-
-async def leave_by_cancellation() -> None:
-    with anyio.move_on_after(1):
-        await loop(rk.Retrier(), anyio.sleep_forever)
-
-
-async def leave_a_wait_by_cancellation() -> None:
-    with anyio.move_on_after(1):
-        await loop(rk.Retrier(wait=[30]), AsyncAlways())
-
-
-@every_loop
-@pytest.mark.parametrize(
-    "leave",
-    [leave_by_return, leave_by_break, leave_by_its_last_error, leave_by_cancellation, leave_a_wait_by_cancellation],
-)
-def test_a_loop_may_be_left_at_any_time(run: Run, leave: Callable[[], Awaitable[None]]) -> None:
-    """Warnings are errors here, and Trio warns of an async generator that is left to the garbage collector."""
-
-    async def main() -> None:
-        await leave()
+    gc.collect()
+    for retrier, body in ((rk.Retrier(), anyio.sleep_forever), (rk.Retrier(wait=[30]), AsyncAlways())):
+        with anyio.move_on_after(1):
+            await loop(retrier, body)
         gc.collect()
-
-    run(main)
 
 
 # ---- cancellation ----------------------------------------------------------------------------------------------------
 
 
-@every_loop
 @pytest.mark.parametrize("option", ["before", "after", "on_retry", "on", "on_result", "fallback", "stop", "breaker"])
-def test_a_scope_cancels_whatever_a_retry_awaits_and_there_is_no_further_attempt(run: Run, option: str) -> None:
+@every_loop
+async def test_a_scope_cancels_whatever_a_retry_awaits_and_there_is_no_further_attempt(option: str) -> None:
     fn: Any = AsyncAlways() if option != "on_result" else AsyncAnswers(None)
 
     async def forever(given: object) -> None:
         await anyio.sleep_forever()
 
-    async def main() -> None:
-        given: Any = {"stop": anyio.Event, "breaker": lambda: rk.CircuitBreaker("billing")}
-        options: Any = {option: given[option]() if option in given else forever}
-        with anyio.move_on_after(5) as scope:
-            await rk.retry(wait=[30], attempts=1 if option == "fallback" else 4, **options)(fn)()
-        assert scope.cancelled_caught
-
-    assert 5 <= run(lambda: time_of(main())) < 5.1
+    given: Any = {"stop": anyio.Event, "breaker": lambda: rk.CircuitBreaker("billing")}
+    options: Any = {option: given[option]() if option in given else forever}
+    began = anyio.current_time()
+    with anyio.move_on_after(5) as scope:
+        await rk.retry(wait=[30], attempts=1 if option == "fallback" else 4, **options)(fn)()
+    assert scope.cancelled_caught
+    assert anyio.current_time() - began == pytest.approx(5, abs=0.1)
     assert fn.calls == (0 if option == "before" else 1)
 
 

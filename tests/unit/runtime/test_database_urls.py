@@ -29,21 +29,11 @@ SPELLINGS = {
     "sqlite:a?b.db": "{here}/a?b.db",
 }
 REFUSED = {
-    "": "sqlite:PATH, nats://HOST:PORT or memory:",
-    " ": "sqlite:PATH, nats://HOST:PORT or memory:",
-    "a.db": "sqlite:PATH, nats://HOST:PORT or memory:",
-    "sqlite": "sqlite:PATH, nats://HOST:PORT or memory:",
-    "sqlite:": "the path of a file is missing",
-    "sqlite: ": "the path of a file is missing",
-    "sqlite://": "the path of a file is missing",
-    "sqlite:///": "the path of a file is missing",
-    "sqlite:////": "the path of a file is missing",
-    "sqlite::memory:": "a store in memory is memory:",
-    "sqlite://:memory:": "a store in memory is memory:",
-    "sqlite:///:memory:": "a store in memory is memory:",
+    **dict.fromkeys(("", " ", "a.db", "sqlite"), "sqlite:PATH, nats://HOST:PORT or memory:"),
+    **dict.fromkeys(("sqlite:", "sqlite: ", "sqlite://", "sqlite:///", "sqlite:////"), "the path of a file is missing"),
+    **dict.fromkeys(("sqlite::memory:", "sqlite://:memory:", "sqlite:///:memory:"), "a store in memory is memory:"),
     "sqlite:file::memory:?cache=shared": "a store in memory is memory:",
-    "sqlite:file:a.db": "file: URLs are not supported",
-    "sqlite:///file:a.db": "file: URLs are not supported",
+    **dict.fromkeys(("sqlite:file:a.db", "sqlite:///file:a.db"), "file: URLs are not supported"),
     "sqlite://a.db": "two slashes begin with a host",
     "sqlite:///a.db?timeout=5": "options after ? are not supported",
     "sqlite:~no-such-user/a.db": "no home folder is known for ~no-such-user",
@@ -122,15 +112,14 @@ def test_a_url_that_names_no_file_is_refused_everywhere(url: str, reason: str, r
     assert [one.name for one in rk_commands.folder.iterdir()] == ["reefknot.yaml"], "nothing was made"
 
 
-def test_the_same_slashes_name_a_store_that_is_audited(rk_commands: Commands) -> None:
+def test_the_same_slashes_name_a_store_that_is_audited_and_a_path_that_was_resolved_stays_the_same(
+    rk_commands: Commands, tmp_path: Path
+) -> None:
     assert rk_commands("submit", "--type", "own.step", "--engine", "sqlite:///a.db").code == 0
     for url in ("sqlite:a.db", "sqlite:///a.db", f"sqlite:///{rk_commands.folder}/a.db"):
         assert rk_commands("audit", "verify", url).code == 0, url
 
-
-def test_a_path_that_was_resolved_stays_the_same_when_it_is_read_again(tmp_path: Path) -> None:
-    """Paths are handed on as URLs inside: one may begin with two slashes, which must not become a host."""
+    # paths are handed on as URLs inside: one may begin with two slashes, which must not become a host
     path = sqlite_path(f"sqlite:////{tmp_path}/a.db")
-
     assert path == os.path.normpath(path)
     assert sqlite_path(f"sqlite:{path}") == path

@@ -96,17 +96,14 @@ def test_the_next_writer_of_a_file_removes_what_a_killed_one_left(
     assert path.read_bytes() == b"whole"
 
 
-def test_a_number_that_a_killed_process_had_does_not_refuse_its_successor(tmp_path: Path) -> None:
+def test_a_file_that_fails_to_be_written_leaves_nothing_and_an_old_number_refuses_no_successor(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), whole_file(tmp_path / "a"):
+        raise KeyError
+    assert names(tmp_path) == set()
     (tmp_path / f".e2.jsonl.{os.getpid()}").touch()
     with whole_file(tmp_path / "e2.jsonl") as file:
         file.write(b"whole")
     assert names(tmp_path) == {"e2.jsonl"}
-
-
-def test_a_file_that_fails_to_be_written_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), whole_file(tmp_path / "a"):
-        raise KeyError
-    assert names(tmp_path) == set()
 
 
 def test_spare_files_of_killed_steps_are_removed_beneath_the_roots_and_nothing_else(tmp_path: Path) -> None:

@@ -85,39 +85,20 @@ async def test_a_store_on_a_file_that_sqlite3_has_open_is_refused(tmp_path: Path
     other.close()
 
 
-def test_a_file_that_something_else_has_open_is_fine(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
+def test_a_file_that_something_else_has_open_or_that_is_not_there_is_nobodys(tmp_path: Path) -> None:
+    path, nowhere = tmp_path / "state.db", str(tmp_path / "no.db")
     path.touch()
     handle = os.open(path, os.O_RDONLY)
-    closed = sqlite3.connect(path)
-    closed.close()
-
+    sqlite3.connect(path).close()
     assert not open_files.open_in_sqlite3(str(path))
     os.close(handle)
 
-
-def test_where_open_files_cannot_be_listed_connections_are_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_files, "_DESCRIPTORS", str(tmp_path / "nowhere"))
-    path = tmp_path / "state.db"
-    theirs = sqlite3.connect(path)
-    theirs.execute("CREATE TABLE t (x)")
-
-    assert open_files.open_in_sqlite3(str(path))
-    theirs.close()
-    assert not open_files.open_in_sqlite3(str(path))
-
-
-def test_a_file_that_is_not_there_is_nobodys(tmp_path: Path) -> None:
-    nowhere = str(tmp_path / "no.db")
     open_files.store_closed(open_files.store_opened(nowhere))
-
     assert not open_files.open_in_store(nowhere)
     assert not open_files.open_in_sqlite3(nowhere)
 
 
-def test_a_lazy_object_of_the_application_is_not_loaded_by_a_look_for_connections(
+def test_where_open_files_cannot_be_listed_connections_are_looked_for_and_no_lazy_object_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Django's settings before they are configured: to ask for their class is an error."""
@@ -135,6 +116,7 @@ def test_a_lazy_object_of_the_application_is_not_loaded_by_a_look_for_connection
 
     assert open_files.open_in_sqlite3(str(tmp_path / "state.db"))
     theirs.close()
+    assert not open_files.open_in_sqlite3(str(tmp_path / "state.db"))
     del lazy.__dict__["self"]
 
 

@@ -32,28 +32,18 @@ def gone_process() -> str:
     return marked
 
 
-def test_this_process_is_there() -> None:
-    assert not is_gone(process_mark())
-
-
 def test_a_process_that_ended_is_gone_and_one_that_is_frozen_is_not(sleeper: subprocess.Popen[bytes]) -> None:
     marked = process_mark(sleeper.pid)
     sleeper.send_signal(signal.SIGSTOP)
     assert not is_gone(marked)
     sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert is_gone(marked), "only its exit code is left: its parent has not asked for it yet"
     sleeper.wait()
     assert is_gone(marked)
 
 
-def test_a_process_of_which_only_the_exit_code_is_left_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
-    """Its parent has not asked for it yet, so its number is still taken."""
-    marked = process_mark(sleeper.pid)
-    sleeper.kill()
-    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
-    assert is_gone(marked)
-
-
-def test_a_number_that_somebody_else_has_by_now_is_gone() -> None:
+def test_this_process_is_there_and_a_number_that_another_has_by_now_is_gone() -> None:
     machine, number, began = process_mark().split(".")
     assert is_gone(f"{machine}.{number}.{int(began) + 1}")
     assert not is_gone(f"{machine}.{number}.{began}")
@@ -65,12 +55,9 @@ def test_of_another_machine_or_without_a_mark_nothing_is_known(marked: str) -> N
     assert not owner_is_gone(f"worker-1#5@{marked}")
 
 
-def test_an_owner_without_a_mark_is_not_gone() -> None:
+def test_an_owner_is_gone_with_the_process_it_is_marked_with() -> None:
     assert not owner_is_gone("worker-1#5")
     assert owner_is_gone(f"worker-1#5@{gone_process()}")
-
-
-def test_an_owner_of_this_process_is_marked_with_it() -> None:
     owner = marked_owner("5")
     assert owner == f"5@{process_mark()}"
     assert not owner_is_gone(owner)

@@ -40,17 +40,13 @@ def drawn(variant: str) -> list[list[float]]:
     return lists
 
 
-def test_a_forked_child_draws_differently() -> None:
+def test_a_forked_child_draws_differently_and_keys_are_never_given_twice() -> None:
     parent, child = drawn("as it is")
     assert len(parent) == len(child) == 5
     assert not set(parent) & set(child)
+    assert len({seeds.next_key() for _ in range(1000)}) == 1000
 
 
 def test_control_a_child_that_keeps_the_seed_draws_alike() -> None:
     parent, child = drawn("control")
     assert parent == child
-
-
-def test_keys_are_never_given_twice() -> None:
-    keys = [seeds.next_key() for _ in range(1000)]
-    assert len(set(keys)) == 1000

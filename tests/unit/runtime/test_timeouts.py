@@ -36,22 +36,14 @@ def test_each_is_cut_off_at_its_own_time_whatever_the_order_they_came_in() -> No
     works = (30.0, 1.0), (2.0, 9.0), (1.0, 9.0), (5.0, 4.0), (inf, 6.0), (3.0, 9.0)
 
     assert timed(*works) == [
-        ("done", 1.0),
-        ("cut off", 2.0),
-        ("cut off", 1.0),
-        ("done", 4.0),
-        ("done", 6.0),
-        ("cut off", 3.0),
+        *(("done", 1.0), ("cut off", 2.0), ("cut off", 1.0), ("done", 4.0), ("done", 6.0), ("cut off", 3.0)),
     ]
 
 
 async def test_a_limit_that_comes_after_others_have_ended_still_holds() -> None:
     timeouts = Timeouts()
-
-    assert [
-        what
-        for what, _ in [await after(timeouts, limit, takes) for limit, takes in ((10.0, 1.0), (0.5, 5.0), (20.0, 30.0))]
-    ] == ["done", "cut off", "cut off"]
+    found = [await after(timeouts, *one) for one in ((10.0, 1.0), (0.5, 5.0), (20.0, 30.0))]
+    assert [what for what, _ in found] == ["done", "cut off", "cut off"]
 
 
 async def test_many_timeouts_that_end_in_time_set_one_timer() -> None:
@@ -69,12 +61,6 @@ async def _cancelled_inside(timeouts: Timeouts) -> None:
         await asyncio.sleep(60)
 
 
-async def _cut_off_inside_an_outer_one(timeouts: Timeouts) -> None:
-    with pytest.raises(TimeoutError), timeouts.timeout(9.0), timeouts.timeout(1.0):
-        await asyncio.sleep(60)
-    await asyncio.sleep(1)  # the outer one's time is not over, and nothing is left of the inner one's
-
-
 @pytest.mark.parametrize("at", [1.0, 5.0])
 async def test_a_task_that_is_cancelled_from_outside_is_not_timed_out(at: float) -> None:
     """5 s is the moment at which the limit expires, too."""
@@ -85,13 +71,13 @@ async def test_a_task_that_is_cancelled_from_outside_is_not_timed_out(at: float)
         await task
 
 
-async def test_limits_nest() -> None:
-    task = asyncio.create_task(_cut_off_inside_an_outer_one(Timeouts()))
-    await task
+async def test_limits_nest_and_an_error_of_the_work_is_the_works_own() -> None:
+    timeouts, task = Timeouts(), asyncio.current_task()
+    assert task is not None
+    with pytest.raises(TimeoutError), timeouts.timeout(9.0), timeouts.timeout(1.0):
+        await asyncio.sleep(60)
+    await asyncio.sleep(1)  # the outer one's time is not over, and nothing is left of the inner one's
     assert task.cancelling() == 0
-
-
-async def test_an_error_of_the_work_is_the_works_own() -> None:
-    with pytest.raises(TimeoutError, match="mine"), Timeouts().timeout(5.0) as limit:
+    with pytest.raises(TimeoutError, match="mine"), timeouts.timeout(5.0) as limit:
         raise TimeoutError("mine")
     assert not limit.expired

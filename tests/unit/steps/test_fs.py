@@ -40,8 +40,9 @@ def read(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     os.close(descriptor)
 
 
-def test_a_file_beneath_is_read(read: Open) -> None:
+def test_a_file_beneath_is_read_and_a_pipe_without_a_writer_does_not_block(read: Open) -> None:
     assert read(("inner", "file")) == b"inside"
+    assert read(("pipe",)) == b""
 
 
 @pytest.mark.parametrize("parts", [("link",), ("folder", "secret"), ("own", "file")])
@@ -49,10 +50,6 @@ def test_no_link_is_followed_wherever_it_leads(read: Open, parts: tuple[str, ...
     with pytest.raises(OSError) as refused:  # noqa: PT011 - the number says which
         read(parts)
     assert refused.value.errno in LINKS
-
-
-def test_a_pipe_without_a_writer_does_not_block(read: Open) -> None:
-    assert read(("pipe",)) == b""
 
 
 def test_this_kernel_confines_by_itself() -> None:

@@ -44,7 +44,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> BlockRegistry:
     return fresh
 
 
-def test_an_async_function_becomes_a_block_and_stays_a_function(own_registry: BlockRegistry) -> None:
+def test_an_async_function_becomes_a_block_and_a_plain_one_runs_in_another_thread(own_registry: BlockRegistry) -> None:
     @block("invoice.render")
     async def render(inputs: Mapping[str, Any], context: BlockContext) -> dict[str, Any]:
         return {"page": inputs["id"], "key": context.idempotency_key}
@@ -55,8 +55,6 @@ def test_an_async_function_becomes_a_block_and_stays_a_function(own_registry: Bl
     assert made.destination({}) == "invoice.render"
     assert asyncio.run(render({"id": 8}, CONTEXT)) == {"page": 8, "key": "a/0"}
 
-
-def test_a_plain_function_runs_in_another_thread(own_registry: BlockRegistry) -> None:
     @block("slow.sum", destination="calculator")
     def total(inputs: Mapping[str, Any], context: BlockContext) -> dict[str, Any]:
         return {"thread": threading.get_ident()}
@@ -82,10 +80,15 @@ def test_an_answer_becomes_outputs_in_terms_of_json(answer: Any, outputs: dict[s
     assert (result.status, result.outputs) == (StepStatus.OK, outputs)
 
 
-def test_a_step_result_is_given_on_as_it_is() -> None:
+def test_a_step_result_is_given_on_as_it_is_and_what_a_function_raises_goes_up() -> None:
     given = StepResult(StepStatus.ERROR, ErrorCode.quota_exceeded, error_message="no more")
-
     assert run(PythonBlock("x", lambda inputs, context: given)) is given
+
+    def fail(inputs: Mapping[str, Any], context: BlockContext) -> None:
+        raise ConnectionError("down")
+
+    with pytest.raises(ConnectionError, match="down"):
+        run(PythonBlock("x", fail))
 
 
 @pytest.mark.parametrize("answer", [[], "text", 7, {"a": object()}, {"a": {1j}}])
@@ -96,41 +99,23 @@ def test_an_answer_of_another_kind_is_a_failure_that_names_the_block(answer: Any
     assert "my.type returned" in result.error_message
 
 
-def test_what_a_function_raises_goes_up() -> None:
-    def fail(inputs: Mapping[str, Any], context: BlockContext) -> None:
-        raise ConnectionError("down")
-
-    with pytest.raises(ConnectionError, match="down"):
-        run(PythonBlock("x", fail))
-
-
 @pytest.mark.parametrize("name", ["", "Invoice", "a b", "a..b", ".a", "a.", "a/b", "x" * 65, "ä"])
 def test_a_type_is_a_plain_name(name: str) -> None:
     with pytest.raises(ParameterError, match=r"invoice\.render"):
         block(name)
 
 
-def test_a_type_has_one_block(own_registry: BlockRegistry) -> None:
-    block("x.y")(lambda inputs, context: None)
-
+def test_a_type_has_one_block_whose_function_may_register_again(own_registry: BlockRegistry) -> None:
+    def same(inputs: Mapping[str, Any], context: BlockContext) -> None: ...
     def other(inputs: Mapping[str, Any], context: BlockContext) -> None: ...
 
+    block("x.y")(same)
+    block("x.y")(same)
+    assert list(own_registry.blocks()) == ["x.y"]
     with pytest.raises(ParameterError, match=r"no other block has; this one is of tests\.unit\.steps\."):
         block("x.y")(other)
-
-
-def test_the_same_function_may_register_again(own_registry: BlockRegistry) -> None:
-    def same(inputs: Mapping[str, Any], context: BlockContext) -> None: ...
-
-    block("x.y")(same)
-    block("x.y")(same)
-
-    assert list(own_registry.blocks()) == ["x.y"]
-
-
-def test_a_function_that_does_not_take_inputs_and_context_is_refused_at_once() -> None:
     with pytest.raises(ParameterTypeError, match=r"a function of \(inputs, context\)"):
-        block("x.y")(lambda inputs: None)  # type: ignore[type-var] # what this test is about
+        block("x.z")(lambda inputs: None)  # type: ignore[type-var] # what this test is about
 
 
 @pytest.fixture
@@ -140,12 +125,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "steps_of_mine.py"
     for name in ("steps_of_mine", "pack_of_mine.steps", "pack_of_mine"):
         sys.modules.pop(name, None)
-
-
-def test_a_module_is_loaded_from_the_folder_given(module: Path) -> None:
-    module.write_text("from reefknot.steps.python import block\n@block('a.b')\ndef step(inputs, context): return {}\n")
-
-    assert list(load_module("steps_of_mine", path=str(module.parent))) == ["a.b"]
 
 
 @pytest.mark.parametrize(
@@ -232,25 +211,19 @@ def entry(name: str, attribute: str) -> EntryPoint:
     return EntryPoint(name, f"{__name__}:{attribute}", python.GROUP)
 
 
-def test_entry_points_bring_functions_blocks_and_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_points_bring_functions_blocks_and_classes_and_every_broken_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, sys.modules[Own.__module__]))
-
     brought = load_entry_points([entry("math.double", "double"), entry("a", "READY"), entry("b", "Own")])
-
+    assert load_entry_points() == {}, "none without installed packages"
     assert sorted(brought) == ["math.double", "own.type"]
     assert run(brought["math.double"], n=4).outputs == {"n": 8}
     assert run(brought["own.type"]).outputs == {"own": True}
 
-
-def test_every_broken_entry_point_is_named() -> None:
     with pytest.raises(ConfigurationError) as wrong:
         load_entry_points([entry("a.b", "nothing"), EntryPoint("c.d", "no_such_module:x", python.GROUP)])
-
     assert [str(one).partition(" = ")[0] for one in wrong.value.problems] == ["entry point a.b", "entry point c.d"]
-
-
-def test_without_installed_packages_there_are_no_entry_points() -> None:
-    assert load_entry_points() == {}
 
 
 def test_the_standard_blocks_are_there_under_all_their_names() -> None:

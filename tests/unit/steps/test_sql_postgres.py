@@ -42,12 +42,8 @@ def test_what_stays_is_told_by_a_code_that_is_not(state: str, code: str) -> None
     assert refusal.metadata == {"sqlstate": state}
 
 
-def test_a_server_that_cannot_be_reached_is_a_network_error() -> None:
+def test_a_server_that_cannot_be_reached_and_parameters_that_do_not_fit_are_told_apart() -> None:
     assert refusal_for(psycopg.OperationalError("connection refused")).code is ErrorCode.network_error
-
-
-def test_parameters_that_do_not_fit_are_named() -> None:
     refusal = refusal_for(psycopg.ProgrammingError("the query has 2 placeholders but 1 parameters were passed"))
-
     assert refusal.code is ErrorCode.invalid_input
     assert str(refusal).startswith("params: ")

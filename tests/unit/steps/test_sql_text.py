@@ -44,10 +44,7 @@ def test_the_first_word_is_found_behind_comments_and_brackets(query: str, word: 
 )
 def test_names_in_front_of_brackets_are_found_and_texts_are_none(query: str, called: str) -> None:
     assert read(query).called == set(called.split())
-
-
-def test_names_behind_dots_are_found() -> None:
-    assert read('SELECT t.a, (t).B, t . "C", 1.5, d').fields == {"a", "b", "C"}
+    assert read('SELECT t.a, (t).B, t . "C", 1.5, d').fields == {"a", "b", "C"}, "names behind dots"
 
 
 @pytest.mark.parametrize(
@@ -94,10 +91,8 @@ def test_rows_are_bounded_by_one_more_with_query(query: str, begins: str) -> Non
 @pytest.mark.parametrize(
     "query",
     [
-        "INSERT INTO t VALUES (1)",
-        "UPDATE t SET a = 'returning'",
+        *("INSERT INTO t VALUES (1)", "UPDATE t SET a = 'returning'", "CREATE TABLE t (a INTEGER)"),
         "WITH a AS (DELETE FROM t RETURNING b) INSERT INTO t SELECT b FROM a",
-        "CREATE TABLE t (a INTEGER)",
     ],
 )
 def test_a_statement_that_answers_nothing_stays_as_it_is(query: str) -> None:

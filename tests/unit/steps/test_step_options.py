@@ -46,23 +46,16 @@ def test_options_are_fields_of_the_policy_with_the_line_of_the_decorator() -> No
     assert (policy.max_attempts, policy.base_delay, policy.max_delay, policy.multiplier) == (3, 2.0, 60.0, 3.0)
     assert (policy.jitter, policy.time_budget, policy.attempt_timeout) == (Jitter.NONE, 120.0, 30.0)
     file, _, line = policy.provenance["max_attempts"].source.rpartition(":")
-    assert (file, Path(__file__).read_text().splitlines()[int(line) - 1].strip()) == (
-        __file__,
-        '@block("order.send", into=own, **options)',
-    )
+    assert file == __file__
+    assert Path(file).read_text().splitlines()[int(line) - 1].strip() == '@block("order.send", into=own, **options)'
 
 
-def test_an_option_that_is_not_given_is_left_to_the_book() -> None:
+def test_an_option_that_is_not_given_is_left_to_the_book_and_seconds_may_be_a_timedelta() -> None:
     assert own_policies([decorated()]) == {}
     assert own_policies([decorated(timeout=None, attempt_timeout=None)]) == {}
     assert list(own_policies([decorated(attempts=2)])["block:order.send"]) == ["max_attempts"]
-
-
-def test_seconds_may_be_a_timedelta() -> None:
-    step = decorated(
-        base_delay=timedelta(seconds=3), timeout=timedelta(minutes=2), attempt_timeout=timedelta(seconds=5)
-    )
-
+    durations = {"base_delay": timedelta(seconds=3), "timeout": timedelta(minutes=2)}
+    step = decorated(attempt_timeout=timedelta(seconds=5), **durations)
     assert step.policy == {"base_delay": 3.0, "time_budget": 120.0, "attempt_timeout": 5.0}
 
 

@@ -141,14 +141,11 @@ def test_failures_that_the_step_did_not_raise_are_left_to_the_policies() -> None
         assert system.run("order.send").output == {"attempt": 2}
 
 
-def test_what_the_configuration_forbids_for_this_step_stays_forbidden() -> None:
+def test_what_the_configuration_forbids_for_this_step_stays_forbidden_and_the_baseline_does_not_ask() -> None:
     never = {"error_overrides": {"execution_failed": {"retryable": False}}}
     retries = {"v2": {"enabled": True, "block_policies": {"order.send": never}}}
     with rk.testing.system_sync(step(Busy), {"worker": {"retries": retries}}) as system:
         assert attempts(system, Busy()) == 1
-
-
-def test_the_baseline_does_not_ask() -> None:
     with rk.testing.system_sync(step(Busy), {}) as system:
         assert attempts(system, ConnectionError()) == 4
 

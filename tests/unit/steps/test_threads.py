@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,14 +17,12 @@ from reefknot.steps.python import PythonBlock
 from reefknot.steps.threads import FunctionsOverdueError, FunctionThreads
 
 
-@contextmanager
-def endless() -> Iterator[threading.Event]:
+@pytest.fixture
+def ends() -> Iterator[threading.Event]:
     """An event for functions to wait for, set at the end of the test."""
     ends = threading.Event()
-    try:
-        yield ends
-    finally:
-        ends.set()
+    yield ends
+    ends.set()
 
 
 async def left_behind(pool: FunctionThreads, name: str, ends: threading.Event, number: int) -> None:
@@ -46,66 +42,53 @@ async def left_behind(pool: FunctionThreads, name: str, ends: threading.Event, n
     await asyncio.gather(*calls, return_exceptions=True)
 
 
-def test_functions_that_never_end_stop_neither_other_blocks_nor_grow_without_bound(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.real_time
+async def test_functions_that_never_end_stop_neither_other_blocks_nor_grow_without_bound(
+    ends: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main(ends: threading.Event) -> None:
-        pool = FunctionThreads(most=8, most_overdue=4)
-        await left_behind(pool, "stuck", ends, 4)
-        assert await pool.run("fine", lambda: 7) == 7
-        with pytest.raises(FunctionsOverdueError, match="4 functions of the block stuck still run"):
-            await pool.run("stuck", lambda: 8)
-
-    with endless() as ends, caplog.at_level(logging.WARNING, "reefknot"):
-        asyncio.run(main(ends))
+    pool = FunctionThreads(most=8, most_overdue=4)
+    await left_behind(pool, "stuck", ends, 4)
+    assert await pool.run("fine", lambda: 7) == 7
+    with pytest.raises(FunctionsOverdueError, match="4 functions of the block stuck still run"):
+        await pool.run("stuck", lambda: 8)
     assert "4 plain functions run on although their attempts have ended" in caplog.text
 
 
-def test_without_a_bound_for_each_block_the_others_wait() -> None:
+@pytest.mark.real_time
+async def test_without_a_bound_for_each_block_the_others_wait(ends: threading.Event) -> None:
     """The control: one block takes every thread."""
-
-    async def main(ends: threading.Event) -> None:
-        pool = FunctionThreads(most=4, most_overdue=1000)
-        await left_behind(pool, "stuck", ends, 4)
-        waits = asyncio.create_task(pool.run("fine", lambda: 7))
-        done, _ = await asyncio.wait([waits], timeout=0.05)
-        assert not done
-        ends.set()
-        assert await waits == 7
-
-    with endless() as ends:
-        asyncio.run(main(ends))
+    pool = FunctionThreads(most=4, most_overdue=1000)
+    await left_behind(pool, "stuck", ends, 4)
+    waits = asyncio.create_task(pool.run("fine", lambda: 7))
+    done, _ = await asyncio.wait([waits], timeout=0.05)
+    assert not done
+    ends.set()
+    assert await waits == 7
 
 
-def test_a_block_may_run_again_once_its_functions_have_returned() -> None:
-    async def main(ends: threading.Event) -> None:
-        pool = FunctionThreads(most=4, most_overdue=1)
-        await left_behind(pool, "stuck", ends, 1)
-        ends.set()
-        while pool._overdue["stuck"]:  # noqa: ASYNC110 - a thread has no event to wait for
-            await asyncio.sleep(0.001)
-        assert await pool.run("stuck", lambda: 7) == 7
-
-    with endless() as ends:
-        asyncio.run(main(ends))
+@pytest.mark.real_time
+async def test_a_block_may_run_again_once_its_functions_have_returned(ends: threading.Event) -> None:
+    pool = FunctionThreads(most=4, most_overdue=1)
+    await left_behind(pool, "stuck", ends, 1)
+    ends.set()
+    while pool._overdue["stuck"]:  # noqa: ASYNC110 - a thread has no event to wait for
+        await asyncio.sleep(0.001)
+    assert await pool.run("stuck", lambda: 7) == 7
 
 
-def test_a_call_that_is_cancelled_before_its_thread_is_free_is_never_made() -> None:
-    async def main(ends: threading.Event) -> None:
-        pool = FunctionThreads(most=1)
-        first = asyncio.create_task(pool.run("a", ends.wait))
-        called: list[int] = []
-        second = asyncio.create_task(pool.run("a", lambda: called.append(1)))
-        await asyncio.sleep(0)
-        second.cancel()
-        await asyncio.gather(second, return_exceptions=True)
-        ends.set()
-        assert await first is True
-        assert await pool.run("a", lambda: 3) == 3
-        assert called == []
-
-    with endless() as ends:
-        asyncio.run(main(ends))
+@pytest.mark.real_time
+async def test_a_call_that_is_cancelled_before_its_thread_is_free_is_never_made(ends: threading.Event) -> None:
+    pool = FunctionThreads(most=1)
+    first = asyncio.create_task(pool.run("a", ends.wait))
+    called: list[int] = []
+    second = asyncio.create_task(pool.run("a", lambda: called.append(1)))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    ends.set()
+    assert await first is True
+    assert await pool.run("a", lambda: 3) == 3
+    assert called == []
 
 
 # ---- a loop that is blocked ----------------------------------------------------------------------------------------
@@ -132,23 +115,8 @@ async def beside_a_block(function: Callable[[], Any], *, within: float, blocked:
     return await call
 
 
-def test_a_function_that_returned_in_time_is_answered_by_its_result_although_the_loop_was_blocked() -> None:
-    assert asyncio.run(beside_a_block(lambda: 7, within=0.5, blocked=1.0)) == 7
-
-
-def test_what_it_raised_in_time_counts_as_well(caplog: pytest.LogCaptureFixture) -> None:
-    def fails() -> None:
-        raise ConnectionError("down")
-
-    with pytest.raises(ConnectionError, match="down"):
-        asyncio.run(beside_a_block(fails, within=0.5, blocked=1.0))
-    assert "never retrieved" not in caplog.text
-
-
-def test_a_function_that_returned_too_late_is_timed_out_whenever_the_loop_hears_of_it() -> None:
-    """The control: its result is there as well when the loop goes on."""
-    with pytest.raises(TimeoutError):
-        asyncio.run(beside_a_block(lambda: time.sleep(0.7), within=0.5, blocked=1.5))
+def fails() -> None:
+    raise ConnectionError("down")
 
 
 class Awaited:
@@ -158,18 +126,30 @@ class Awaited:
         yield
 
 
-def test_what_has_to_be_awaited_has_not_returned() -> None:
+@pytest.mark.real_time
+async def test_what_a_function_returned_or_raised_in_time_counts_although_the_loop_was_blocked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert await beside_a_block(lambda: 7, within=0.5, blocked=1.0) == 7
+    with pytest.raises(ConnectionError, match="down"):
+        await beside_a_block(fails, within=0.5, blocked=1.0)
+    assert "never retrieved" not in caplog.text
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize(("function", "blocked"), [(lambda: time.sleep(0.7), 1.5), (Awaited, 1.0)])
+async def test_what_returned_too_late_or_has_to_be_awaited_is_timed_out_whenever_the_loop_hears_of_it(
+    function: Callable[[], Any], blocked: float
+) -> None:
+    """The control: its result is there as well when the loop goes on."""
     with pytest.raises(TimeoutError):
-        asyncio.run(beside_a_block(Awaited, within=0.5, blocked=1.0))
+        await beside_a_block(function, within=0.5, blocked=blocked)
 
 
 @pytest.mark.real_time
 async def test_exceptions_come_back_and_one_that_a_future_cannot_carry_is_named() -> None:
     def stops() -> None:
         raise StopIteration(5)
-
-    def fails() -> None:
-        raise ConnectionError("down")
 
     pool = FunctionThreads()
     with pytest.raises(ConnectionError, match="down"):

@@ -113,17 +113,12 @@ def test_inputs_that_do_not_fit_fail_for_good_by_the_field(kind: Any, inputs: di
     assert "rope" not in result.error_message, "values may be secret"
 
 
-def test_a_model_of_pydantic_has_its_own_rules() -> None:
+def test_a_model_of_pydantic_has_its_own_rules_and_many_mistakes_are_named_up_to_a_number() -> None:
     message = run(step_for(ModelOrder, []), {"amount": 0}).error_message
-
     assert message == "inputs.amount: Input should be greater than or equal to 1"
 
-
-def test_many_mistakes_are_named_up_to_a_number() -> None:
     many = pydantic.create_model("Many", **{f"f{n}": (int, ...) for n in range(9)})  # type: ignore[call-overload]
-
     message = run(step_for(many, []), {}).error_message
-
     assert message.count("Field required") == 5
     assert message.endswith("; and 4 more")
 
@@ -142,30 +137,23 @@ def test_plain_mappings_are_passed_as_they_are(kind: Any) -> None:
 
     assert run(step_for(kind, seen), given).ok
     assert seen == [given]
+    assert run(lambda inputs, context: {"got": inputs["a"]}, {"a": 1}).outputs == {"got": 1}, "nor without one"
 
 
-def test_without_an_annotation_they_are_passed_as_they_are() -> None:
-    assert run(lambda inputs, context: {"got": inputs["a"]}, {"a": 1}).outputs == {"got": 1}
+def test_a_plain_function_an_annotated_type_and_a_class_of_the_function_around_are_read_the_same() -> None:
+    class Local(msgspec.Struct):
+        amount: int
 
-
-def test_a_plain_function_and_an_annotated_type_are_read_the_same() -> None:
     def pay(inputs: Annotated[StructOrder, "of a shop"], context: BlockContext) -> dict[str, int]:
+        return {"paid": inputs.amount}
+
+    async def pay_local(inputs: Local, context: BlockContext) -> dict[str, int]:
         return {"paid": inputs.amount}
 
     assert run(pay, {"amount": 7}).outputs == {"paid": 7}
     assert run(pay, {"amount": None}).error_message.startswith("inputs.amount: ")
-
-
-def test_a_class_of_the_function_around_the_step_is_found() -> None:
-    class Local(msgspec.Struct):
-        amount: int
-
     registry = BlockRegistry()
-
-    @block("order.local", into=registry)
-    async def pay(inputs: Local, context: BlockContext) -> dict[str, int]:
-        return {"paid": inputs.amount}
-
+    block("order.local", into=registry)(pay_local)
     (step,) = registry.blocks().values()
     assert asyncio.run(step.run({"amount": 3}, CONTEXT)).outputs == {"paid": 3}
 
@@ -215,7 +203,11 @@ def test_a_model_is_the_outputs_that_it_says(answer: Any, outputs: dict[str, Any
     assert run(lambda inputs, context: answer, {}).outputs == outputs
 
 
-def test_a_model_inside_of_other_outputs_is_written_too() -> None:
+def test_a_model_inside_of_other_outputs_is_written_too_and_what_json_cannot_hold_fails_the_step() -> None:
+    @dataclasses.dataclass
+    class Holder:
+        order: object
+
     @dataclasses.dataclass
     class Both:
         order: ModelOrder
@@ -223,15 +215,7 @@ def test_a_model_inside_of_other_outputs_is_written_too() -> None:
     order = {"amount": 7, "lines": []}
     assert run(lambda inputs, context: {"orders": [ModelOrder(amount=7)]}, {}).outputs == {"orders": [order]}
     assert run(lambda inputs, context: Both(ModelOrder(amount=7)), {}).outputs == {"order": order}
-
-
-def test_a_record_with_a_field_that_json_cannot_hold_fails_the_step() -> None:
-    @dataclasses.dataclass
-    class Bad:
-        field: object
-
-    result = run(lambda inputs, context: Bad(object()), {})
-    assert "returned what JSON cannot say" in str(result)
+    assert "returned what JSON cannot say" in str(run(lambda inputs, context: Holder(object()), {}))
 
 
 # ---- from outside ----------------------------------------------------------------------------------------------------

@@ -96,16 +96,11 @@ def test_the_time_that_a_file_gives_a_step_is_changed_there() -> None:
     assert "; set timeout_ms to 200000 at reefknot.yaml:3, which has" in lost_retries(policy, policy.provenance)
 
 
-def test_the_answer_is_no_only_when_the_shortest_wait_does_not_fit() -> None:
-    policy = STEADY.replace(jitter="full", time_budget=0.5)
-
-    assert explain("block:http", policy, TIMEOUT).retries
-
-
-def test_the_schedule_ends_where_the_shortest_waits_would_outlive_the_budget() -> None:
+def test_a_schedule_ends_where_the_shortest_waits_would_outlive_the_budget() -> None:
     """1 + 2 fit into 3.5 s, and 4 more do not; at 3 s sharp the second would end with the budget."""
     assert [wait.retry for wait in schedule(STEADY.replace(time_budget=3.5))] == [0, 1]
     assert [wait.retry for wait in schedule(STEADY.replace(time_budget=3.0))] == [0]
+    assert explain("block:http", STEADY.replace(jitter="full", time_budget=0.5), TIMEOUT).retries
 
 
 @for_each_row(
@@ -140,62 +135,43 @@ def test_with_a_seed_the_very_waits_are_given(jitter: Jitter) -> None:
     assert answer.schedule != explain("block:http", policy, TIMEOUT, seed=8).schedule or jitter is Jitter.NONE
 
 
-def test_another_key_draws_otherwise() -> None:
-    policy = STEADY.replace(jitter="full")
+@for_each_row(
+    ("policy", "hint", "ranges"),
+    [
+        (STEADY, 3.0, [(3.0, 3.3), (3.0, 3.3), (4.0, 4.3)]),  # it stretches every wait that is shorter
+        (STEADY.replace(max_attempts=2), 60.0, [(60.0, 61.0)]),  # its spread is at most a second
+        (STEADY, 0.0, [(1.0, 1.0), (2.0, 2.0), (4.0, 4.0)]),
+        # the wait that decorrelated jitter looks back to is the one that a hint stretched
+        (STEADY.replace(jitter="decorrelated", max_delay=100.0, max_attempts=3), 10.0, [(10.0, 11.0), (10.0, 34.0)]),
+        (STEADY.replace(max_attempts=1), 3.0, []),
+    ],
+)
+def test_a_hint_stretches_the_waits_that_are_shorter(
+    policy: RetryPolicy, hint: float, ranges: list[tuple[float, float]]
+) -> None:
+    assert [(wait.min, wait.max) for wait in schedule(policy, hint)] == [pytest.approx(one) for one in ranges]
 
+
+def test_a_hint_is_spread_by_the_same_draw_and_another_key_draws_otherwise() -> None:
+    waits = list(schedule(STEADY, 3.0, seed=7, key="k"))
+    for wait, own in zip(waits, (1.0, 2.0, 4.0), strict=True):
+        assert wait.delay == pytest.approx(max(own, 3.0) + draw(7, key_number("k"), wait.retry) * 0.3)
+
+    policy = STEADY.replace(jitter="full")
     one, other = list(schedule(policy, seed=7, key="a")), list(schedule(policy, seed=7, key="b"))
     assert [wait.delay for wait in one] != [wait.delay for wait in other]
     assert list(schedule(policy, seed=7)) == list(schedule(policy, seed=7, key=""))
 
 
-def test_a_hint_stretches_every_wait_that_is_shorter() -> None:
-    waits = list(schedule(STEADY, 3.0))
-
-    assert [(wait.min, wait.max) for wait in waits] == [
-        pytest.approx((3.0, 3.3)),
-        pytest.approx((3.0, 3.3)),
-        pytest.approx((4.0, 4.3)),
-    ]
-
-
-def test_the_spread_of_a_hint_is_at_most_a_second() -> None:
-    assert [(wait.min, wait.max) for wait in schedule(STEADY.replace(max_attempts=2), 60.0)] == [(60.0, 61.0)]
-
-
-def test_with_a_seed_a_hint_is_spread_by_the_same_draw() -> None:
-    waits = list(schedule(STEADY, 3.0, seed=7, key="k"))
-
-    for wait, own in zip(waits, (1.0, 2.0, 4.0), strict=True):
-        assert wait.delay == pytest.approx(max(own, 3.0) + draw(7, key_number("k"), wait.retry) * 0.3)
-
-
-def test_a_wait_that_a_hint_stretched_is_the_one_that_decorrelated_jitter_looks_back_to() -> None:
-    policy = STEADY.replace(jitter="decorrelated", max_delay=100.0, max_attempts=3)
-
-    assert [wait.max for wait in schedule(policy, 10.0)] == pytest.approx([11.0, 34.0])
-
-
-def test_a_hint_of_zero_is_a_value_that_changes_nothing() -> None:
-    assert list(schedule(STEADY, 0.0)) == list(schedule(STEADY))
-
-
-def test_a_connector_waits_whole_seconds() -> None:
+def test_waits_are_whole_seconds_for_a_connector_and_a_hundred_at_most() -> None:
     policy = RetryPolicy(4, 1.0, max_delay=30.0, jitter="proportional", jitter_factor=0.3, whole_seconds=True)
     waits = list(schedule(policy, seed=3, key="connector:x"))
-
     assert [(wait.min, wait.max) for wait in waits] == [(1.0, 1.0), (1.0, 2.0), (2.0, 5.0)]
     assert all(wait.delay == int(wait.delay or 0.5) for wait in waits)
 
-
-def test_a_schedule_shows_a_hundred_waits_at_most() -> None:
     waits = list(schedule(STEADY.replace(max_attempts=1_000_000)))
-
     assert (len(waits), MOST_SHOWN) == (100, 100)
     assert waits[-1] == PlannedWait(99, 30.0, 30.0)
-
-
-def test_a_policy_of_one_attempt_has_no_waits() -> None:
-    assert list(schedule(STEADY.replace(max_attempts=1))) == []
 
 
 @given(
@@ -230,15 +206,13 @@ def test_the_schedule_is_what_deciding_again_and_again_would_give(
         assert len(planned) >= len(waited)
 
 
-def test_the_horizon_is_the_longest_waits_and_all_attempts() -> None:
-    policy = RetryPolicy(4, 1.0, jitter="none", attempt_timeout=10)
-
-    assert horizon(policy) == 1 + 2 + 4 + 4 * 10
-
-
-def test_the_horizon_ends_with_the_budget() -> None:
-    assert horizon(RetryPolicy(4, 1.0, jitter="none", attempt_timeout=10, time_budget=30)) == 30
-
-
-def test_attempts_without_a_limit_count_as_nothing_in_the_horizon() -> None:
-    assert horizon(RetryPolicy(3, 1.0, jitter="full")) == 1 + 2
+@for_each_row(
+    ("policy", "seconds"),
+    [
+        (RetryPolicy(4, 1.0, jitter="none", attempt_timeout=10), 1 + 2 + 4 + 4 * 10),
+        (RetryPolicy(4, 1.0, jitter="none", attempt_timeout=10, time_budget=30), 30),
+        (RetryPolicy(3, 1.0, jitter="full"), 1 + 2),  # attempts without a limit count as nothing
+    ],
+)
+def test_the_horizon_is_the_longest_waits_and_all_attempts_within_the_budget(policy: RetryPolicy, seconds: int) -> None:
+    assert horizon(policy) == seconds

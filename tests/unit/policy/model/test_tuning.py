@@ -40,21 +40,13 @@ def answer(about: str, given_counts: ConnectorCounts, policy: CurrentPolicy = PO
     return found
 
 
-def test_below_fifty_jobs_nothing_is_said() -> None:
-    (found,) = tune(counts({1: 40}, quarantined={"transient": 9}), POLICY)
+def test_below_fifty_jobs_without_retries_and_without_failures_nothing_is_proposed() -> None:
+    (few,) = tune(counts({1: 40}, quarantined={"transient": 9}), POLICY)
+    assert (few.verdict, few.why) == (Verdict.NOT_ENOUGH_DATA, "not enough data: 49 of 50 jobs")
+    (without,) = tune(counts({1: 100}), CurrentPolicy(strategy=RetryStrategy.NO_RETRY))
+    assert without.verdict is Verdict.KEEP
 
-    assert (found.verdict, found.why) == (Verdict.NOT_ENOUGH_DATA, "not enough data: 49 of 50 jobs")
-
-
-def test_a_policy_without_retries_has_nothing_to_tune() -> None:
-    (found,) = tune(counts({1: 100}), CurrentPolicy(strategy=RetryStrategy.NO_RETRY))
-
-    assert found.verdict is Verdict.KEEP
-
-
-def test_nothing_ever_failed() -> None:
     found = tune(counts({1: 100}), POLICY)
-
     assert [one.verdict.value for one in found] == ["not_enough_data", "keep", "not_enough_data", "not_enough_data"]
     assert proposed_values(found) == {}
 
@@ -71,13 +63,8 @@ def test_retries_that_rescue_nobody_are_given_up() -> None:
     assert (found.verdict, found.field, found.current, found.proposed) == (Verdict.PROPOSAL, "max_attempts", 5, 2)
     assert "of 101 jobs that were not done after retry 2, later ones rescued at most 1" in found.why
     assert found.effect.startswith("about 300 executions fewer per 1,000 jobs; at most 1 more jobs per 1,000")
-
-
-def test_one_job_more_that_is_rescued_late_keeps_the_retries() -> None:
-    """The control of the rule: 3 of 103 is above 2 %."""
-    found = answer("retries", counts({1: 800, 6: 3}, quarantined={"unknown": 100}, after={"unknown": 700}))
-
-    assert found.verdict is Verdict.KEEP
+    one_more = counts({1: 800, 6: 3}, quarantined={"unknown": 100}, after={"unknown": 700})
+    assert answer("retries", one_more).verdict is Verdict.KEEP, "the control: 3 of 103 is above 2 %"
 
 
 def test_late_successes_of_any_type_speak_against_fewer_retries_of_one_type() -> None:
@@ -88,21 +75,16 @@ def test_late_successes_of_any_type_speak_against_fewer_retries_of_one_type() ->
     assert answer("(max_attempts)", found, policy).verdict is Verdict.KEEP
 
 
-def test_a_last_retry_that_still_rescues_many_is_followed_by_more() -> None:
+def test_a_last_retry_that_still_rescues_many_is_followed_by_more_of_the_type_that_it_rescues() -> None:
     found = answer(
         "retries", counts({1: 800, 6: 100}, quarantined={"unknown": 100}, after={"unknown": 60, "transient": 60})
     )
-
     assert (found.verdict, found.field, found.current, found.proposed) == (Verdict.PROPOSAL, "max_attempts", 5, 7)
     assert "rescued 100 of 200 jobs (50%), and 100 went to quarantine" in found.why
     assert found.effect.startswith("about 75 more jobs rescued per 1,000, for 150 more executions")
 
-
-def test_transient_failures_get_a_limit_of_their_own() -> None:
-    found = answer(
-        "retries", counts({1: 800, 6: 100}, quarantined={"transient": 90, "unknown": 10}, after={"transient": 500})
-    )
-
+    passing = counts({1: 800, 6: 100}, quarantined={"transient": 90, "unknown": 10}, after={"transient": 500})
+    found = answer("retries", passing)
     assert (found.field, found.current, found.proposed) == ("transient_max_attempts", 5, 7)
 
 
@@ -152,16 +134,20 @@ def test_permanent_failures_count_where_they_are_retried() -> None:
 # ---- waits -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_source_that_limits_often_is_waited_for_longer() -> None:
-    limited = counts({1: 50, 2: 50}, failures={"rate_limited": 50}, after={"rate_limited": 50})
+LIMITED = counts({1: 50, 2: 50}, failures={"rate_limited": 50}, after={"rate_limited": 50})
 
-    found = answer("rate limits", limited)
+
+def test_a_source_that_limits_often_is_waited_for_longer() -> None:
+    found = answer("rate limits", LIMITED)
     assert (found.field, found.current, found.proposed) == ("rate_limit_delay_seconds", 60, 120)
     assert found.why == "50 of 150 executions met a rate limit (33%)"
     assert found.effect.startswith("up to 500 executions fewer per 1,000 jobs")
     assert "max_concurrency" in found.effect
     own = CurrentPolicy(rate_limit_delay_seconds=5000)
-    assert answer("rate limits", limited, own).proposed == LONGEST_RATE_LIMIT_DELAY
+    assert answer("rate limits", LIMITED, own).proposed == LONGEST_RATE_LIMIT_DELAY
+    few = answer("rate limits", counts({1: 100}, failures={"rate_limited": 20}))
+    assert few.verdict is Verdict.KEEP
+    assert answer("rate limits", counts(quarantined={"transient": 50})).why == "not enough data: 0 of 50 executions"
 
 
 @for_each_row(
@@ -172,34 +158,20 @@ def test_a_source_that_limits_often_is_waited_for_longer() -> None:
     ],
 )
 def test_where_no_wait_helps_fewer_jobs_at_once_do(policy: CurrentPolicy, text: str) -> None:
-    limited = counts({1: 50, 2: 50}, failures={"rate_limited": 50}, after={"rate_limited": 50})
-
-    found = answer("rate limits", limited, policy)
+    found = answer("rate limits", LIMITED, policy)
 
     assert (found.verdict, text in found.why, "max_concurrency" in found.why) == (Verdict.ADVICE, True, True)
 
 
-def test_counts_of_jobs_without_their_executions_are_too_few() -> None:
-    assert answer("rate limits", counts(quarantined={"transient": 50})).why == "not enough data: 0 of 50 executions"
-
-
-def test_few_rate_limits_are_left_alone() -> None:
-    assert answer("rate limits", counts({1: 100}, failures={"rate_limited": 20})).verdict is Verdict.KEEP
-
-
-def test_a_first_retry_that_nearly_always_helps_may_come_sooner() -> None:
+def test_a_first_retry_that_nearly_always_helps_comes_sooner_and_one_that_hardly_helps_later() -> None:
     quick = counts({1: 900, 2: 96, 3: 4}, failures={"transient": 104}, after={"transient": 104})
-
     found = answer("first wait", quick)
     assert (found.field, found.current, found.proposed) == ("base_delay_seconds", 60, 30)
     assert found.why == "96 of 100 retried jobs succeeded at the first retry (96%)"
     assert "30 s earlier" in found.effect
     assert answer("first wait", quick, CurrentPolicy(base_delay_seconds=1)).verdict is Verdict.KEEP
 
-
-def test_a_first_retry_that_hardly_helps_comes_later() -> None:
     slow = counts({1: 900, 2: 10, 3: 50, 4: 20}, quarantined={"transient": 20}, after={"transient": 200})
-
     found = answer("first wait", slow)
     assert (found.current, found.proposed) == (60, 120)
     assert "although 80 succeeded in the end" in found.why
@@ -221,10 +193,8 @@ def test_waits_that_the_first_one_does_not_decide_are_left_alone(
     found = answer("first wait", counts({1: 900, 2: 100}, after=after), CurrentPolicy(**more))
 
     assert (found.verdict, text in found.why) == (Verdict.KEEP, True)
-
-
-def test_a_first_retry_that_helps_as_often_as_not_stays() -> None:
-    assert answer("first wait", counts({1: 900, 2: 50, 3: 50}, after={"transient": 150})).verdict is Verdict.KEEP
+    as_often_as_not = counts({1: 900, 2: 50, 3: 50}, after={"transient": 150})
+    assert answer("first wait", as_often_as_not).verdict is Verdict.KEEP
 
 
 # ---- failures without a type -----------------------------------------------------------------------------------------
