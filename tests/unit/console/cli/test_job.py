@@ -53,13 +53,16 @@ def test_a_list_narrows_by_its_filters_and_goes_on_where_it_ended(rk: Commands, 
     work_items.failed_job(store, IngestionJob("notes/1", "local_files", "notes"))
     work_items.accepted(store, "acme|c", WorkDone(), kind="local_files")
     table = {
+        "": ["c", "notes/1", "b", "a"],
         "--state succeeded": ["c"],
+        "--tenant acme": ["c"],
         "--type fs.blob_get": ["b", "a"],
         "--source notes": ["notes/1"],
         "--connector local_files": ["notes/1"],
         "--error answered": ["b"],
         "--error spent": ["b"],
         "--before 1h": [],
+        "--since 1m --sort oldest": ["a", "b", "notes/1", "c"],
         "--since 1h --before 2999-01-01T00:00:00Z --type fs.blob_get": ["b", "a"],
     }
     assert {words: work_items.ids(rk, "job", *words.split()) for words in table} == table

@@ -190,7 +190,7 @@ def test_counting_goes_on_over_a_damaged_record_and_the_loss_is_told(
 
 
 def test_a_reset_is_audited_and_leaves_the_other_connectors(rk: Commands) -> None:
-    record(FINE, FINE | {"connector": "local_files"})
+    record(FINE, {"failures": ["transient"]}, FINE | {"connector": "local_files"})
     assert rk("telemetry", "reset", "imap_mailbox", "--dry-run").out == "imap_mailbox would begin anew\n"
     assert len(metrics(rk)) == 2
     assert rk("telemetry", "reset", "imap_mailbox", "--as", "ann").out == "imap_mailbox begins anew\n"
@@ -199,7 +199,7 @@ def test_a_reset_is_audited_and_leaves_the_other_connectors(rk: Commands) -> Non
     lines = rk("audit", "export", "-", "--type", "operator_action").out.splitlines()
     (event,) = [json.loads(line)["event"] for line in lines]
     assert (event["action"], event["actor"], event["subject"]) == ("telemetry.reset", "ann", "imap_mailbox")
-    assert event["details"]["counts"]["total_retries"] == 0
+    assert event["details"]["counts"]["total_retries"] == 1
     record(FINE | {"connector": "my.own"})
     assert metrics(rk, "--connector", "my.own")["my.own"]["avg_attempts_until_success"] == 1
 

@@ -41,13 +41,6 @@ async def test_the_list_has_cursor_and_cooldown_redacted_and_bounded(scene: Oper
     assert (other["state"], other["cursor"], other["cooldown_until"]) == ("never synced", None, None)
 
 
-async def test_a_source_that_was_paused_before_its_first_sync_is_resumed_and_not_run(scene: OperatorScene) -> None:
-    await sources.pause_source(scene.operator, "mail", because="the server moves")
-    found = await row(scene, "mail")
-    assert found["to_do"] == ["paused by ann because the server moves: reefknot source resume mail"]
-    assert found["next_due"] is None
-
-
 async def test_a_source_is_shown_with_its_settings_and_a_bounded_number_of_problems(scene: OperatorScene) -> None:
     await scene.keep("notes", problem="cut")
     found = await sources.show_source(scene.operator, "notes", limit=1)
@@ -56,17 +49,6 @@ async def test_a_source_is_shown_with_its_settings_and_a_bounded_number_of_probl
         await sources.show_source(scene.operator, "notes", limit=0)
     with pytest.raises(ParameterError, match=r"'note' is unknown; accepted: notes, mail.*did you mean 'notes'"):
         await sources.show_source(scene.operator, "note")
-
-
-async def test_documents_are_found_by_their_words(scene: OperatorScene) -> None:
-    with pytest.raises(OperationError, match="there are no documents yet") as no_file:
-        await sources.search_documents(scene.operator, "reef")
-    assert no_file.value.kind == "unreachable"
-    await scene.keep("notes", "reef", "bowline")
-    found = await sources.search_documents(scene.operator, "reef")
-    assert [one["location"] for one in found["hits"]] == ["reef"]
-    with pytest.raises(OperationError, match="mail has no documents yet"):
-        await sources.search_documents(scene.operator, "reef", source="mail")
 
 
 # ---- a sync ----------------------------------------------------------------------------------------------------------
@@ -93,16 +75,6 @@ async def test_a_sync_is_put_in_the_queue_and_audited_and_a_second_request_names
     assert (second["job"], second["existing"]) == (first["job"], True)
     assert [one.assignment_id for one in await scene.world.jobs.list("notes")] == [first["job"]]
     assert names_of(await scene.actions()) == [("source.run", "notes", "ann")]
-
-
-async def test_an_orchestrator_runs_the_sync_that_was_asked_for(scene: OperatorScene) -> None:
-    async def fetch(request: FetchRequest) -> Page:
-        return page("a.md", cursor="c1")
-
-    await scene.world.start(scene.world.source(fetch, "notes"))
-    asked = await sources.run_source(scene.operator, "notes")
-    await asyncio.sleep(10)
-    assert await scene.world.state(asked["job"]) is WorkState.SUCCEEDED
 
 
 async def test_a_full_sync_begins_without_a_cursor_once(scene: OperatorScene) -> None:
@@ -201,18 +173,6 @@ async def test_without_a_configured_source_there_is_nothing_to_run(scene: Operat
 
 
 # ---- pause, resume, forget -------------------------------------------------------------------------------------------
-
-
-async def test_a_pause_and_a_resume_are_audited_once_with_their_reason(scene: OperatorScene) -> None:
-    at = scene.operator
-    assert (await sources.pause_source(at, "notes", because=f"key {SECRET}", dry_run=True))["changed"] is False
-    assert (await sources.pause_source(at, "notes", because=f"key {SECRET}"))["changed"] is True
-    assert (await sources.pause_source(at, "notes"))["changed"] is False
-    assert (await scene.records.read("notes")).paused_because == "key [redacted]"
-    assert (await sources.resume_source(at, "notes"))["changed"] is True
-    done = await scene.actions()
-    assert names_of(done) == [("source.pause", "notes", "ann"), ("source.resume", "notes", "ann")]
-    assert (done[0].details, done[1].details) == ({"reason": "key [redacted]"}, None)
 
 
 async def test_what_is_left_of_a_source_is_removed_with_its_jobs(scene: OperatorScene) -> None:
