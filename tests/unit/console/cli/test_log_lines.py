@@ -10,9 +10,7 @@ import pytest
 
 from reefknot.console.cli.live_output import LogFlags
 from reefknot.console.cli.output import say
-from reefknot.console.logs import JsonLines, TextLines
 from reefknot.console.operations.values import ParameterUseError
-from reefknot.runtime.redaction import add_secrets, remove_secrets
 from tests.unit.console.cli.running import Commands
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
@@ -116,14 +114,17 @@ def test_the_form_can_be_chosen_by_the_environment(rk: Commands) -> None:
     assert (ended.code, "REEFKNOT_LOG_FORMAT: 'xml' is unknown" in ended.err) == (2, True)
 
 
-def test_logging_is_as_before_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logging_is_as_before_afterwards_and_when_a_word_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     root, audit = logging.getLogger(), logging.getLogger("reefknot.audit")
     before = list(root.handlers), root.level, audit.level
     logged(capsys, LogFlags(log_level="debug", log_format="json"))
-
     assert (list(root.handlers), root.level, audit.level) == before
     say("plain")
     assert capsys.readouterr().err == "plain\n"
+    for flags in (LogFlags(log_level="loud"), LogFlags(log_format="xml")):
+        with pytest.raises(ParameterUseError, match="is unknown; accepted: "), flags.applied():
+            pass
+    assert (list(root.handlers), root.level, audit.level) == before
 
 
 def test_the_error_that_ends_a_command_is_such_a_line_too(rk: Commands) -> None:
@@ -135,43 +136,3 @@ def test_the_error_that_ends_a_command_is_such_a_line_too(rk: Commands) -> None:
     assert (ended.code, plain.code) == (69, 69)
     assert "plain.txt/state.db" in lines[-1]["message"]
     assert plain.err.splitlines()[-1] == lines[-1]["message"], "the next command's messages are plain"
-
-
-@pytest.mark.parametrize("flags", [LogFlags(log_level="loud"), LogFlags(log_format="xml")])
-def test_an_unknown_word_is_refused_before_anything_is_changed(flags: LogFlags) -> None:
-    handlers = list(logging.getLogger().handlers)
-    with pytest.raises(ParameterUseError, match="is unknown; accepted: "), flags.applied():
-        pass
-
-    assert logging.getLogger().handlers == handlers
-
-
-@pytest.mark.parametrize("form", [TextLines(), JsonLines()], ids=["text", "json"])
-def test_no_line_shows_a_secret_or_a_control_character(form: logging.Formatter) -> None:
-    add_secrets(["hunter2hunter2"])
-    try:
-        try:
-            raise ValueError("hunter2hunter2")
-        except ValueError as error:
-            trace = (type(error), error, error.__traceback__)
-        record = logging.LogRecord("own", logging.ERROR, "f", 1, "a\x1b[31m %s\nb", ("hunter2hunter2",), trace)
-        text = form.format(record)
-    finally:
-        remove_secrets(["hunter2hunter2"])
-
-    assert "hunter2" not in text
-    assert "\x1b" not in text
-    assert "ValueError" in text, "the traceback is there"
-    assert (len(text.splitlines()) == 1) is isinstance(form, JsonLines)
-
-
-def test_what_was_given_as_extra_is_without_secrets_too() -> None:
-    secret = "s3cr3t-of-a-step"
-    record = logging.makeLogRecord({"msg": "asked", "token": secret, "sent": {"headers": [f"Bearer {secret}", 7]}})
-    add_secrets((secret,))
-    try:
-        line = JsonLines().format(record)
-    finally:
-        remove_secrets((secret,))
-    assert secret not in line
-    assert json.loads(line)["sent"]["headers"][1] == 7
