@@ -120,52 +120,33 @@ def test_a_changed_answer_is_found() -> None:
     assert "recorded attempts_spent" in str(seen.differences[0])
 
 
-def test_a_changed_input_is_found_when_it_matters() -> None:
-    policy = RetryPolicy(3, 0.5, jitter="none")
-    failure = Failure(ErrorCode.network_error, FailureType.TRANSIENT)
-    history = History(1)
-    record = DecisionRecord.of(decide(policy, history, failure, 0.5), policy, history, failure, 0.5)
-    forged = msgspec.structs.replace(record, history=History(3))
+def recorded() -> DecisionRecord:
+    policy, failure = RetryPolicy(3, 0.5, jitter="none"), Failure(ErrorCode.network_error, FailureType.TRANSIENT)
+    return DecisionRecord.of(decide(policy, History(1), failure, 0.5), policy, History(1), failure, 0.5)
 
+
+def test_a_changed_input_is_found_when_it_matters_and_another_decider_is_not_taken_for_ours() -> None:
+    record = recorded()
+    broken = msgspec.structs.replace(record.policy, max_attempts=0)
     assert decided_again(record) == record
-    assert decided_again(forged).answer == "attempts_spent"
-
-
-def test_events_without_a_decision_are_passed_over() -> None:
-    seen = replay([encode(Requeued(timestamp=AT, reason="by hand"))])
-
-    assert (seen.events, seen.decisions, seen.differences, seen.undecided) == (1, 0, (), 0)
-
-
-def test_what_is_no_event_is_a_difference_and_not_a_crash() -> None:
-    seen = replay([b"not json", b'{"event_type":"gossip","timestamp":""}', b'{"event_type":"dropped","reason":"\xff"}'])
-
-    assert [difference.event_type for difference in seen.differences] == ["unreadable"] * 3
-
-
-def test_a_difference_is_told_in_one_line() -> None:
-    seen = replay([b"garbage\n"])
-
-    assert [str(one) for one in seen.differences] == [
-        "event 1 (unreadable): recorded garbage, decided again JSON is malformed: invalid character (byte 0)"
-    ]
-
-
-def test_a_decision_of_another_decider_is_not_silently_taken_for_ours() -> None:
-    policy = RetryPolicy(3, 0.5, jitter="none")
-    failure = Failure(ErrorCode.network_error, FailureType.TRANSIENT)
-    record = DecisionRecord.of(decide(policy, History(1), failure, 0.5), policy, History(1), failure, 0.5)
-
+    assert decided_again(msgspec.structs.replace(record, history=History(3))).answer == "attempts_spent"
     assert decided_again(msgspec.structs.replace(record, decider_version=99)).answer == "unknown decider version 99"
+    impossible = decided_again(msgspec.structs.replace(record, policy=broken))
+    assert impossible.answer.startswith("impossible inputs: ")
 
 
-def test_inputs_that_cannot_be_are_told() -> None:
-    policy = RetryPolicy(3, 0.5, jitter="none")
-    failure = Failure(ErrorCode.network_error, FailureType.TRANSIENT)
-    record = DecisionRecord.of(decide(policy, History(1), failure, 0.5), policy, History(1), failure, 0.5)
-    broken = msgspec.structs.replace(record, policy=msgspec.structs.replace(record.policy, max_attempts=0))
-
-    assert decided_again(broken).answer.startswith("impossible inputs: ")
+def test_what_is_no_event_is_a_difference_in_one_line_and_not_a_crash() -> None:
+    deep = b'{"event_type":"routing","inputs":{"a":' + b"[" * 50_000
+    bodies = [
+        b"garbage\n",
+        b'{"event_type":"gossip","timestamp":""}',
+        b'{"event_type":"dropped","reason":"\xff"}',
+        deep,
+    ]
+    seen = replay(bodies)
+    assert [difference.event_type for difference in seen.differences] == ["unreadable"] * 4
+    why = "JSON is malformed: invalid character (byte 0)"
+    assert str(seen.differences[0]) == f"event 1 (unreadable): recorded garbage, decided again {why}"
 
 
 # ---- books -----------------------------------------------------------------------------------------------------------
@@ -174,8 +155,6 @@ CONTENT = {"worker": {}, "retry_policies": {}, "operations": {"KV_GET": {"max_at
 
 
 def decision_of(book_hash: str | None) -> bytes:
-    policy, failure = RetryPolicy(3, 0.5, jitter="none"), Failure(ErrorCode.network_error, FailureType.TRANSIENT)
-    record = DecisionRecord.of(decide(policy, History(1), failure, 0.5), policy, History(1), failure, 0.5)
     return encode(
         RetryAttempt(
             timestamp=AT,
@@ -184,7 +163,7 @@ def decision_of(book_hash: str | None) -> bytes:
             delay_seconds=0.5,
             exception_type="NETWORK_ERROR",
             exception_message="",
-            decision=msgspec.structs.replace(record, book_hash=book_hash),
+            decision=msgspec.structs.replace(recorded(), book_hash=book_hash),
         )
     )
 
@@ -193,38 +172,31 @@ def stored(book_hash: str) -> bytes:
     return encode(BookStored(timestamp=AT, book_hash=book_hash, content=CONTENT))
 
 
-def test_a_book_is_looked_for_wherever_it_stands_in_the_record() -> None:
-    known = content_hash(CONTENT)
+def test_a_book_is_looked_for_wherever_it_stands_in_the_record_and_the_built_in_one_is_not_missed() -> None:
+    known, nothing_written = content_hash(CONTENT), content_hash(retry_part({}))
     seen = replay([decision_of(known), decision_of("gone"), stored(known), decision_of(None)])
-
     assert (seen.decisions, seen.books, seen.books_missing) == (3, 1, ("gone",))
     assert seen.differences == ()
-
-
-def test_the_built_in_book_is_not_missed() -> None:
-    nothing_written = content_hash(retry_part({}))
-
     assert nothing_written in BUILTIN_BOOKS
     assert replay([decision_of(nothing_written), decision_of("builtin")]).books_missing == ()
 
 
-def test_a_book_that_is_not_what_its_hash_says_is_a_difference() -> None:
+def test_a_book_that_is_not_what_its_hash_says_is_a_difference_unless_a_secret_was_taken_out_of_it() -> None:
     (difference,) = replay([stored("f" * 64)]).differences
-
     assert (difference.event_type, difference.recorded) == ("book_stored", f"book {'f' * 12}")
     assert difference.decided == f"book {content_hash(CONTENT)[:12]}"
-
-
-def test_a_book_that_a_secret_was_taken_out_of_cannot_fit_and_is_none() -> None:
     gap = BookStored(timestamp=AT, book_hash="f" * 64, content={"operations": {"[redacted]": {}}})
-
     assert replay([encode(gap)]).differences == ()
 
 
-def test_a_flood_of_books_needs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_of_books_and_of_rules_needs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.audit.model.replay.MOST_BOOKS", 2)
-
     assert len(replay([decision_of(str(number)) for number in range(5)]).books_missing) == 2
+    monkeypatch.setattr("reefknot.audit.model.replay.MOST_BOOKS", 1)
+    other = Rules(size=11)
+    found = replay([rules_stored(other, rules_hash(other, "cpu")), rules_stored(), admitted()])
+    assert found.differences == ()
+    assert sum(found.undecided_by.values()) == 1
 
 
 # ---- fields, admissions and routings ---------------------------------------------------------------------------------
@@ -275,11 +247,13 @@ def held_back(**fields: Any) -> bytes:
     return encode(msgspec.structs.replace(event, **fields))
 
 
-def test_breakers_of_destinations_are_decided_again_and_those_of_sources_are_facts() -> None:
+def test_every_kind_is_decided_again_and_breakers_of_sources_are_facts() -> None:
     source = encode(BreakerEvent(timestamp=AT, name="source:mail", state="resting"))
-    seen = replay([breaker(), held_back(), source])
-
-    assert (seen.kinds, seen.differences, seen.undecided) == ({"breaker": 2}, (), 0)
+    redacted = held_back(wait_seconds=9.0, name=HIDDEN)
+    seen = replay([breaker(), held_back(), source, retried(), rules_stored(), admitted(), routed()])
+    assert seen.kinds == {"breaker": 2, "admission": 1, "retry": 1, "routing": 1}
+    assert (seen.decisions, seen.differences, seen.undecided) == (5, (), 0)
+    assert replay([redacted]).differences == (), "what was redacted is not compared"
 
 
 @for_each_row(
@@ -296,17 +270,6 @@ def test_a_forged_change_of_a_breaker_is_found(body: bytes, said: str) -> None:
     (difference, *_) = replay([body]).differences
 
     assert said in str(difference)
-
-
-def test_a_breaker_whose_inputs_were_redacted_is_not_compared() -> None:
-    assert replay([held_back(wait_seconds=9.0, name=HIDDEN)]).differences == ()
-
-
-def test_all_three_kinds_are_decided_again() -> None:
-    seen = replay([retried(), rules_stored(), admitted(), routed()])
-
-    assert seen.kinds == {"admission": 1, "retry": 1, "routing": 1}
-    assert (seen.decisions, seen.differences, seen.undecided) == (3, (), 0)
 
 
 @for_each_row(
@@ -469,69 +432,41 @@ def test_a_queue_that_is_not_recorded_was_empty() -> None:
     assert "queue_depth 4, decided again queue_depth 1" in str(removed.differences[0])
 
 
-def test_an_admission_without_the_depth_that_it_led_to_is_a_difference() -> None:
-    seen = replay([rules_stored(), admitted(queue_depth=None, overload_status=None)])
-
-    assert [one.recorded for one in seen.differences] == ["queue_depth None"]
-
-
 def test_the_depth_is_not_compared_where_the_queue_may_have_changed_meanwhile() -> None:
     """A refusal is written after the store was asked, and room for an arrival is made by an end in the store."""
     full = QueueView(10, oldest=Oldest("b", priority=0, waited_ms=5))
-    inputs = {"view": full, "newcomer": Arrival(priority=1), "rules_hash": HASHED, "held": "critical"}
-    message = AcceptDropping("b").message
-    dropping = admitted(queue_depth=9, overload_status="critical", inputs=inputs | {"message": message})
-    refusal: dict[str, Any] = {
-        "status": "rejected",
-        "reason": "queue_full",
-        "queue_depth": 9,
-        "overload_status": "critical",
-    }
-    del inputs["newcomer"]
-    refused = admitted(**refusal, inputs=inputs | {"message": "Queue full, rejecting assignment"})
-
-    assert replay([rules_stored(), dropping, refused]).differences == ()
+    inputs = {"view": full, "rules_hash": HASHED, "held": "critical"}
+    after: dict[str, Any] = {"queue_depth": 9, "overload_status": "critical"}
+    accepted = inputs | {"newcomer": Arrival(priority=1), "message": AcceptDropping("b").message}
+    message = inputs | {"message": "Queue full, rejecting assignment"}
+    refused = admitted(**after, status="rejected", reason="queue_full", inputs=message)
+    assert replay([rules_stored(), admitted(**after, inputs=accepted), refused]).differences == ()
 
 
 def test_rules_by_the_longer_hash_of_older_logs_are_found() -> None:
     whole = content_hash(rules_content(RULES, "cpu"))
     older = whole[:32]
-    assert replay(
-        [rules_stored(hashed=older, version=1), admitted(inputs={"view": {}, "rules_hash": older})]
-    ).kinds == {"admission": 1}
+    bodies = [rules_stored(hashed=older, version=1), admitted(inputs={"view": {}, "rules_hash": older})]
+    assert replay(bodies).kinds == {"admission": 1}
     assert replay([rules_stored(hashed=whole[:8])]).differences, "the control: a hash that is too short"
 
 
-def test_a_code_of_another_type_and_a_class_of_other_rules_are_differences() -> None:
-    coded = retried().replace(b'"event_code":"RK-101"', b'"event_code":"RK-102"')
-    assert "event_code 'RK-102', decided again event_code 'RK-101'" in str(replay([coded]).differences[0])
-    stored = rules_stored().replace(b'"resource_class":"cpu","rules_hash"', b'"resource_class":"io","rules_hash"')
-    assert "resource_class 'io', decided again resource_class 'cpu'" in str(replay([stored]).differences[0])
-
-
-def test_an_event_that_is_nested_too_deeply_is_unreadable() -> None:
-    (difference,) = replay([b'{"event_type":"routing","inputs":{"a":' + b"[" * 50_000]).differences
-
-    assert difference.event_type == "unreadable"
-
-
-def test_rules_that_cannot_be_are_told() -> None:
+def test_codes_of_another_type_and_rules_or_inputs_that_do_not_fit_are_differences() -> None:
     content = {"size": "many"}
     hashed = content_hash(content)[:HASH_DIGITS]
-    stored = encode(RulesStored(timestamp=AT, rules_hash=hashed, content=content))
-    (difference,) = replay([stored]).differences
-    assert "size" in str(difference)
-
-
-def test_inputs_of_an_admission_that_cannot_be_are_told() -> None:
-    impossible = admitted(inputs={"view": {"depth": "deep"}, "rules_hash": HASHED})
-    (difference,) = replay([rules_stored(), impossible]).differences
-    assert "impossible inputs" in str(difference)
-
-
-def test_a_flood_of_rules_needs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reefknot.audit.model.replay.MOST_BOOKS", 1)
-    other = Rules(size=11)
-    found = replay([rules_stored(other, rules_hash(other, "cpu")), rules_stored(), admitted()])
-    assert found.differences == ()
-    assert sum(found.undecided_by.values()) == 1
+    for bodies, said in (
+        (
+            [retried().replace(b'"event_code":"RK-101"', b'"event_code":"RK-102"')],
+            "event_code 'RK-102', decided again event_code 'RK-101'",
+        ),
+        (
+            [rules_stored().replace(b'"resource_class":"cpu","rules_hash"', b'"resource_class":"io","rules_hash"')],
+            "resource_class 'io', decided again resource_class 'cpu'",
+        ),
+        ([encode(RulesStored(timestamp=AT, rules_hash=hashed, content=content))], "size"),
+        ([rules_stored(), admitted(inputs={"view": {"depth": "deep"}, "rules_hash": HASHED})], "impossible inputs"),
+        ([rules_stored(), admitted(queue_depth=None, overload_status=None)], "recorded queue_depth None"),
+    ):
+        assert [said in str(one) for one in replay(bodies).differences] == [True], said
+    seen = replay([encode(Requeued(timestamp=AT, reason="by hand"))])
+    assert (seen.events, seen.decisions, seen.differences, seen.undecided) == (1, 0, (), 0), "it has no decision"
