@@ -10,7 +10,7 @@ import pytest
 
 from reefknot.console.operations import bulk
 from reefknot.ingest.jobs import IngestionJob
-from reefknot.queue.model.work import Quarantine, WorkItem
+from reefknot.queue.model.work import WorkItem
 from reefknot.stores.sqlite.quarantine import SqliteQuarantine
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.running import Commands
@@ -139,26 +139,6 @@ def test_a_dry_run_for_people_reads_no_more_than_it_shows(
     assert work_items.ids(rk, "quarantine") == ["a", "b"]
 
 
-def test_jobs_are_grouped_by_what_failed_and_worked_on_as_a_group(rk: Commands, store: Path) -> None:
-    for name in ("c", "d"):
-        body = {"code": "EXECUTION_FAILED", "failure_type": "permanent", "message": f"no file '{name}'", "token": "x"}
-        work_items.accepted(store, name, Quarantine("not_retryable", json.dumps(body)))
-    (largest, *others) = rk("quarantine", "stats", "--group", "--json").json["groups"]
-
-    assert (largest["count"], largest["failure_type"], largest["types"]) == (2, "permanent", ["fs.blob_get"])
-    assert (largest["message"].startswith("no file 'd'"), len(others)) == (True, 2)
-    assert largest["oldest_at"] <= largest["newest_at"]
-    fingerprint = largest["fingerprint"]
-    listed = rk("quarantine", "list", "--fingerprint", fingerprint, "--json").json["items"]
-    assert [(one["id"], one["fingerprint"], one["failure_type"]) for one in listed] == [
-        (name, fingerprint, "permanent") for name in ("c", "d")
-    ]
-    of_type = rk("quarantine", "list", "--group", "--type", "other.type", "--json").json["groups"]
-    assert [one["message"] for one in of_type] == ["its owner vanished 3 times"]
-    assert fingerprint in rk("quarantine", "stats", "--group").out
-    assert rk("quarantine", "requeue", "--fingerprint", fingerprint, "--json").json["requeued"] == ["c", "d"]
-
-
 def test_a_job_of_a_source_is_shown_without_a_result_for_anybody(rk: Commands, store: Path) -> None:
     name = "notes/a|b.md@1"
     work_items.failed_job(store, IngestionJob(name, "own_sea", "notes", item="a|b.md"))
@@ -193,18 +173,21 @@ def of_sources(rk: Commands) -> Path:
 
 
 def test_a_requeued_job_of_a_source_that_is_not_configured_is_said_to_wait(rk: Commands, of_sources: Path) -> None:
+    work_items.failed_job(of_sources, IngestionJob("import", "own_sea", "gone", {"folder": "Wokr"}))
     ended = rk("quarantine", "requeue", "gone/a b@2")
-
     assert (ended.code, ended.out) == (0, "gone/a b@2 requeued\n")
     assert "1 job waits for gone (not configured here, and in no running system)" in ended.err
     assert "Add the source: reefknot source add gone …" in ended.err
     assert "reefknot job cancel 'gone/a b@2'" in ended.err
     assert PICKED_UP not in ended.err
-    assert work_items.item(of_sources, "gone/a b@2").state.value == "pending"
     assert rk("job", "cancel", "gone/a b@2").code == 0
     ended = rk("job", "retry", "gone/a b@2", "--json")
     assert (ended.json["retried"], ended.json["unconfigured_sources"]) == (["gone/a b@2"], ["gone"])
     assert "1 job waits for gone" in ended.err
+
+    edited = rk("quarantine", "requeue", "import", "--payload", str(rk.write('{"folder": "x"}', "p.json")), "--json")
+    assert edited.json["unconfigured_sources"] == ["gone"]
+    assert ("reefknot job cancel 'import~2'" in edited.err, PICKED_UP in edited.err) == (True, False)
 
 
 def test_a_filter_counts_the_jobs_that_wait_and_the_others_are_picked_up(
@@ -228,16 +211,6 @@ def test_control_a_job_of_a_configured_source_is_picked_up(rk: Commands, of_sour
     assert (ended.json["count"], ended.json["unconfigured_sources"]) == (1, [])
     assert (PICKED_UP in ended.err, "wait" in ended.err) == (True, False)
     assert "unconfigured_sources" not in rk("quarantine", "purge", "gone@1", "--json").json
-
-
-def test_an_edited_job_of_a_source_that_is_not_configured_is_said_to_wait(rk: Commands, of_sources: Path) -> None:
-    work_items.failed_job(of_sources, IngestionJob("import", "own_sea", "gone", {"folder": "Wokr"}))
-    file = str(rk.write('{"folder": "Work"}', "edited.json"))
-    ended = rk("quarantine", "requeue", "import", "--payload", file, "--json")
-
-    assert ended.json["unconfigured_sources"] == ["gone"]
-    assert "reefknot job cancel 'import~2'" in ended.err
-    assert PICKED_UP not in ended.err
 
 
 # ---- selections that cannot be ---------------------------------------------------------------------------------------

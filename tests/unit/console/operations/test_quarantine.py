@@ -45,7 +45,12 @@ async def test_groups_lists_and_stats_count_the_same_jobs_without_secrets(scene:
     groups = await quarantine_groups(scene.operator, QuarantineQuery(limit=1))
     assert [(one["count"], one["code"]) for one in groups["groups"]] == [(2, "HTTP_ERROR")]
     assert (groups["total"], groups["ungrouped"]) == (2, 0)
-    fingerprint = groups["groups"][0]["fingerprint"]
+    (largest,) = groups["groups"]
+    assert (list(largest["types"]), largest["message"]) == (["fs.blob_get"], "order 17 was refused")
+    assert largest["oldest_at"] <= largest["newest_at"]
+    fingerprint = largest["fingerprint"]
+    of_type = await quarantine_groups(scene.operator, QuarantineQuery(type="other.type"))
+    assert of_type["groups"] == []
     listed = await list_quarantined(scene.operator, QuarantineQuery(fingerprint=fingerprint))
     assert [one["id"] for one in listed["items"]] == ["a", "b"]
     stats = await quarantine_stats(scene.operator)
