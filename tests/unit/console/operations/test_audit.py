@@ -251,10 +251,12 @@ def test_a_whole_log_is_verified_and_replayed_as_on_the_command_line(
         ("UPDATE audit SET body = replace(body, 'bob', 'eve') WHERE sequence = 43", 43, "the hash does not fit"),
         ("DELETE FROM audit WHERE sequence = 40", 41, "expected number 40"),
         ("UPDATE audit SET event_type = 'breaker' WHERE sequence = 42", 42, "filed under another event_type"),
+        ("UPDATE audit SET trace_id = NULL WHERE sequence = 41", 41, "filed under another trace_id"),
+        ("UPDATE audit SET correlation_id = 'new' WHERE sequence = 43", 43, "filed under another correlation_id"),
         ("DELETE FROM audit WHERE sequence = 43", 43, "the log does not end with its head"),
         ("UPDATE audit SET body = replace(body, 'ann', 'eve') WHERE sequence = 1", None, ""),
     ],
-    ids=["edited", "removed", "filed", "cut off", "edited before the newest"],
+    ids=["edited", "removed", "filed", "of no trace", "of a correlation", "cut off", "edited before the newest"],
 )
 def test_the_newest_events_are_verified_and_the_answer_says_which(
     path: Path, statement: str, number: int | None, problem: str
