@@ -111,7 +111,6 @@ async def test_it_works_in_an_ordinary_async_test(hourly: Callable[..., Any]) ->
 async def test_it_works_under_run_virtual_whose_time_stands_still_meanwhile(hourly: Callable[..., Any]) -> None:
     async with asyncio.timeout(5), rk.testing.system([hourly], policies(shop_charge=HOURLY)) as system:
         assert (await system.run("shop.charge", {"id": 1})).retries_used == 10
-
     assert asyncio.get_running_loop().time() == 0.0
 
 

@@ -48,13 +48,6 @@ def test_help_shows_an_example_in_plain_words(rk: Commands, words: tuple[str, ..
     assert [word for word in ODD_WORDS if word in ended.out] == []
 
 
-def test_bytes_that_are_no_text_are_shown_as_escapes(rk: Commands) -> None:
-    ended = rk("policy", "show", b"connector:\xff\xfe".decode("utf-8", "surrogateescape"))
-
-    assert ended.code == 2
-    assert "\\udcff" in ended.err
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -89,25 +82,25 @@ def test_the_numbers_are_those_of_the_documents() -> None:
     assert documented_exit_codes(page.replace("| 66 |", "| |")) != sorted(Exit), "a missing row is noticed"
 
 
-def test_a_bug_is_an_internal_error_and_its_traceback_can_be_shown(rk: Commands) -> None:
+def test_a_bug_is_an_internal_error_whose_traceback_can_be_shown_an_interrupt_is_130_and_odd_bytes_are_escapes(
+    rk: Commands,
+) -> None:
+    odd = rk("policy", "show", b"connector:\xff\xfe".decode("utf-8", "surrogateescape"))
+    assert (odd.code, "\\udcff" in odd.err) == (2, True)
+
+    raised: list[BaseException] = [KeyboardInterrupt(), *[RuntimeError("a bolt is loose")] * 2]
+
     def broken(words: object) -> None:
-        raise RuntimeError("a bolt is loose")
+        raise raised.pop(0)
 
     rk.environment.setattr(app, "application", lambda: broken)
+    assert rk("policy", "list").code == 130
     ended = rk("policy", "list")
     assert (ended.code, "internal error: RuntimeError: a bolt is loose" in ended.err) == (1, True)
     assert "REEFKNOT_TRACEBACK=1" in ended.err
     rk.environment.setenv("REEFKNOT_TRACEBACK", "1")
     with pytest.raises(RuntimeError, match="a bolt is loose"):
         rk("policy", "list")
-
-
-def test_an_interrupt_is_130(rk: Commands) -> None:
-    def interrupted(words: object) -> None:
-        raise KeyboardInterrupt
-
-    rk.environment.setattr(app, "application", lambda: interrupted)
-    assert rk("policy", "list").code == 130
 
 
 @pytest.mark.parametrize(

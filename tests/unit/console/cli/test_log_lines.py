@@ -76,30 +76,20 @@ def test_without_a_terminal_everything_that_a_service_says_is_a_line_of_json(
     assert ended.err
 
 
-def test_a_system_that_is_asked_for_json_logs_its_decisions_and_keeps_its_feed_for_terminals(rk: Commands) -> None:
-    rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
-    inputs = json.dumps({"path": "missing.txt"})
-    assert rk("submit", "--type", "fs.blob_get", "--inputs", inputs, "--id", "lost").code == 0
-
-    ended = rk("up", "--for", "2", "--log-format", "json", "--log-level", "info")
-
-    lines = [json.loads(line) for line in ended.err.splitlines()]
-    assert [line["work_id"] for line in lines if line.get("decision") == "give_up"] == ["lost"]
-    assert ended.out == ""
-    assert "1 failed" in lines[-1]["message"]
-
-
-def test_the_traceback_of_a_step_is_a_field_of_its_line(rk: Commands) -> None:
+def test_the_traceback_of_a_step_is_a_field_of_its_line_beside_the_decision_and_the_feed_is_for_terminals(
+    rk: Commands,
+) -> None:
     rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
     rk.write(
         "import reefknot as rk\n\n@rk.block('own.bug')\nasync def bug(inputs, context):\n    return {}['x']\n",
         "bugs.py",
     )
     assert rk("submit", "--type", "own.bug", "--id", "one").code == 0
-
-    ended = rk("up", "--for", "2", "--module", "bugs", "--log-format", "json")
-
-    (line,) = [one for one in map(json.loads, ended.err.splitlines()) if "traceback" in one]
+    ended = rk("up", "--for", "2", "--module", "bugs", "--log-format", "json", "--log-level", "info")
+    lines = [json.loads(line) for line in ended.err.splitlines()]
+    assert [line["work_id"] for line in lines if line.get("decision") == "give_up"] == ["one"]
+    assert (ended.out, "1 failed" in lines[-1]["message"]) == ("", True)
+    (line,) = [one for one in lines if "traceback" in one]
     assert line["message"].endswith("own.bug one: its step raised")
     assert line["traceback"].startswith("Traceback (most recent call last):\n  File ")
     assert line["traceback"].endswith("KeyError: 'x'")

@@ -131,15 +131,6 @@ LOOKS = [
     ("top", "--once"),
     ("quarantine", "stats"),
 ]
-BAD_POLICY = "worker: {retries: {v2: {enabled: true, default_policy: {max_attempts: lots}}}}\n"
-
-
-def test_a_mistake_in_a_policy_keeps_no_one_from_looking(rk: Commands) -> None:
-    work_items.submitted(rk.folder / ".reefknot" / "state.db", "x")
-    work_items.reported_running(rk.folder / ".reefknot" / "state.db", "worker-1")
-    rk.write(BAD_POLICY)
-    assert {words: rk(*words).code for words in LOOKS} == dict.fromkeys(LOOKS, 0)
-    assert rk("job", "cancel", "x").code == 78, "who acts is told"
 
 
 def test_where_the_store_or_the_secrets_may_be_wrong_everything_is_checked(rk: Commands) -> None:

@@ -108,34 +108,23 @@ def test_a_drain_is_obeyed_when_every_worker_says_so_and_is_audited(
 
     changed_later(monkeypatch, draining)
     answer = asked(path, lambda operator: command_worker(operator, "drain", seconds=7))
-
     assert answer == {"workers": ["worker-1", "worker-2"], "drained": True, "actor": "ann", "dry_run": False}
-    (action,) = actions(path)
-    assert (action.action, action.subject, action.actor, action.details) == (
-        "worker.drain",
-        "*",
-        "ann",
-        {"seconds": 7},
-    )
+    (one,) = actions(path)
+    assert (one.action, one.subject, one.actor, one.details) == ("worker.drain", "*", "ann", {"seconds": 7})
 
 
-def test_one_that_does_not_obey_is_told_and_one_that_is_gone_need_not(
+def test_one_that_does_not_obey_is_told_one_that_is_gone_need_not_and_a_dry_run_changes_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work_items.reported_running(path, "worker-1")
-    assert asked(path, lambda operator: command_worker(operator, "pause"))["paused"] is False
-
-    changed_later(monkeypatch, lambda found: [{**one, "workers": []} for one in found])
-    assert asked(path, lambda operator: command_worker(operator, "pause"))["paused"] is True
-
-
-def test_a_dry_run_names_the_workers_and_changes_nothing(path: Path) -> None:
-    work_items.reported_running(path, "worker-1")
     answer = asked(path, lambda operator: command_worker(operator, "resume", "worker-1", dry_run=True))
-
     assert answer == {"workers": ["worker-1"], "resumed": False, "actor": "ann", "dry_run": True}
     assert asked(path, lambda operator: reload_parts(operator, "router", dry_run=True))["dry_run"] is True
     assert actions(path) == []
+
+    assert asked(path, lambda operator: command_worker(operator, "pause"))["paused"] is False
+    changed_later(monkeypatch, lambda found: [{**one, "workers": []} for one in found])
+    assert asked(path, lambda operator: command_worker(operator, "pause"))["paused"] is True
 
 
 def test_a_reload_answers_for_each_system_with_its_outcome_once_it_obeyed(
