@@ -15,7 +15,7 @@ import apsw
 import msgspec
 import pytest
 
-from reefknot.audit.model.chain import EventIndex, Head, link
+from reefknot.audit.model.chain import EventIndex
 from reefknot.audit.model.event import (
     Admission,
     AnyEvent,
@@ -162,38 +162,6 @@ def test_csv_has_a_row_per_event_and_no_cell_that_a_spreadsheet_would_compute(rk
 
 
 # verify
-
-
-def hash_anew(path: Path) -> None:
-    """Edit an event, and write every hash from there on anew, as whoever can write the file can do."""
-    connection = apsw.Connection(str(path))
-    connection.execute("UPDATE audit SET body = replace(body, 'get it', 'got it') WHERE sequence = 2")
-    name, _ = connection.execute("SELECT chain, sequence FROM audit_head").fetchone() or ("", 0)
-    head = Head(str(name))
-    for sequence, body in connection.execute("SELECT sequence, body FROM audit ORDER BY sequence").fetchall():
-        head, hashed = link(head, str(body).encode())
-        connection.execute("UPDATE audit SET hash = ? WHERE sequence = ?", (hashed, sequence))
-    connection.execute("UPDATE audit_head SET hash = ?", (head.hash,))
-    connection.close()
-
-
-def test_a_log_that_was_hashed_again_is_only_called_consistent_and_a_named_or_configured_head_shows_it(
-    rk: Commands, store: Path
-) -> None:
-    rk.write("engine: sqlite:state.db\naudit: {heads: {path: elsewhere/heads.jsonl}}\n")
-    assert rk("audit", "verify", "--json").json["compared_with"] is None, "none was written yet"
-    (rk.folder / "elsewhere").mkdir()
-    kept_head(rk, "elsewhere/heads.jsonl")
-    kept_head(rk)
-    assert rk("audit", "verify", "--json").json["proven_up_to"] == 6
-    assert rk("audit", "verify", "--head", "kept.json").out.startswith(f"sqlite:{store}: OK, nothing")
-    hash_anew(store)
-    assert rk("audit", "verify").code == rk("audit", "verify", "--head", "kept.json").code == 65
-
-    rk.write("engine: sqlite:state.db\n")
-    alone = rk("audit", "verify")
-    assert (alone.code, "OK" in alone.out) == (0, False)
-    assert "internally consistent; without a head this shows accidents, not intent" in alone.out
 
 
 def test_events_after_the_head_are_told_apart_and_every_head_of_a_file_is_compared(rk: Commands, store: Path) -> None:

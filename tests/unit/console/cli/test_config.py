@@ -113,14 +113,6 @@ def test_secrets_are_never_shown_and_references_are(rk: Commands, form: tuple[st
     assert shown == ["env:MAIL_PASSWORD", "mail.example"]
 
 
-def test_the_schema_is_that_of_the_configuration(rk: Commands) -> None:
-    schema = rk("config", "schema").json
-
-    assert schema["$schema"].startswith("https://json-schema.org/")
-    assert set(schema["properties"]) == set(keys_of(Configuration))
-    assert rk("config", "schema", "--json").json == schema
-
-
 @pytest.mark.parametrize("words", [(), ("--full",), ("--force",)], ids=" ".join)
 def test_what_is_written_is_the_recommended_file_and_is_in_force(rk: Commands, words: tuple[str, ...]) -> None:
     if "--force" in words:
@@ -143,7 +135,7 @@ def test_it_knows_the_statuses_that_the_documents_table_leaves_out(rk: Commands)
             assert found["decision"] == decision, one
 
 
-def test_a_link_that_leads_nowhere_is_not_followed_and_a_folder_under_that_name_stays(rk: Commands) -> None:
+def test_a_link_is_not_followed_a_folder_of_that_name_stays_and_without_rights_it_is_77(rk: Commands) -> None:
     (rk.folder / "reefknot.yaml").symlink_to(rk.folder / "elsewhere")
     assert rk("init").code == 1
     assert not (rk.folder / "elsewhere").exists()
@@ -151,16 +143,27 @@ def test_a_link_that_leads_nowhere_is_not_followed_and_a_folder_under_that_name_
     (rk.folder / "reefknot.yaml").mkdir()
     assert rk("init", "--force").code == 1
     assert os.listdir(rk.folder) == ["reefknot.yaml"]
+    (rk.folder / "reefknot.yaml").rmdir()
+
+    def forbidden(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", "reefknot.yaml")
+
+    rk.environment.setattr("pathlib.Path.open", forbidden)
+    ended = rk("init")
+    assert (ended.code, ended.err) == (77, "reefknot: reefknot.yaml: permission denied\n")
 
 
 def test_the_short_file_and_the_full_one_retry_alike(rk: Commands) -> None:
     """The full one writes down what is built in; a value that differs would be a surprise."""
+    schema = rk("config", "schema").json
+    assert schema["$schema"].startswith("https://json-schema.org/")
+    assert set(schema["properties"]) == set(keys_of(Configuration))
+
     policies = []
     for words in (("init",), ("init", "--full", "--force")):
         assert rk(*words).code == 0
         listed = rk("policy", "list", "--json").json["policies"]
         policies.append({one["target"]: one["policy"] for one in listed})
-
     assert policies[0] == policies[1]
 
 
@@ -178,15 +181,6 @@ def test_a_dry_run_over_an_existing_file_says_what_a_real_run_would_do(rk: Comma
     assert ("reefknot.yaml exists already" in real.err, "refusal" in as_json.json) == (not words, not words)
     said = "in place of the one that is there" if words else real.err.removeprefix("reefknot: ").rstrip("\n")
     assert said in dry.err
-
-
-def test_a_folder_that_may_not_be_written_is_77(rk: Commands) -> None:
-    def forbidden(*arguments: object, **options: object) -> None:
-        raise PermissionError(13, "Permission denied", "reefknot.yaml")
-
-    rk.environment.setattr("pathlib.Path.open", forbidden)
-    ended = rk("init")
-    assert (ended.code, ended.err) == (77, "reefknot: reefknot.yaml: permission denied\n")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -1,96 +1,30 @@
-"""Questions about policies, answered as on the command line."""
+"""Questions about policies; `tests/integration/test_dashboard_api.py` compares answers with the command line."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reefknot.console.cli import main
-from reefknot.console.operations.policies import (
-    PolicyQuestion,
-    explain_failure,
-    list_policies,
-    policy_waits,
-    question_of,
-    show_policy,
-)
+from reefknot.console.operations.policies import PolicyQuestion, explain_failure, list_policies, question_of
 from reefknot.errors import ParameterError
 from reefknot.policy.settings import Settings, load_settings
 
-CONFIG = """\
-worker:
-  retries:
-    v2:
-      enabled: true
-      default_policy: {max_attempts: 4}
-      block_policies:
-        http: {max_attempts: 6}
-sources:
-  notes: {connector: local_files, path: notes, retry: {max_attempts: 7}}
-"""
-
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The settings of a folder, in which commands run too."""
-    (tmp_path / "reefknot.yaml").write_text(CONFIG)
-    monkeypatch.chdir(tmp_path)
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "reefknot.yaml").write_text("sources: {notes: {connector: local_files, path: notes}}\n")
     return load_settings(None, environ={}, cwd=tmp_path)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *given: str) -> Any:
-    """The JSON that a command prints."""
-    capsys.readouterr()
-    assert main([*given, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_lists_policies_answers_and_waits_are_those_of_the_command_line(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert list_policies(settings) == printed(capsys, "policy", "list")
-    assert list_policies(settings, "block") == printed(capsys, "policy", "list", "--kind", "block")
-    assert show_policy(settings, "block:http") == printed(capsys, "policy", "show", "block:http")
-    assert show_policy(settings, source="notes") == printed(capsys, "policy", "show", "--source", "notes")
-    for asked in QUESTIONS:
-        flags = [word for name, value in asked.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        question = PolicyQuestion(**asked)
-        assert explain_failure(settings, question) == printed(capsys, "policy", "explain", *flags)
-        assert policy_waits(settings, question) == printed(capsys, "policy", "schedule", *flags)
-
-
-QUESTIONS: list[dict[str, Any]] = [
-    {"target": "block:http", "status": 429},
-    {"target": "block:http", "error": "http_error", "retry_after": 5.0, "retry_count": 2, "seed": 7},
-    {"source": "notes", "message": "timeout"},
-    {"target": "operation:nats.publish", "exception": "TimeoutError", "timeout_ms": 900},
-    {"target": "connector:imap_mailbox", "failure_type": "permanent"},
-]
-
-
-def test_the_baseline_and_control_flow_are_explained_without_a_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_baseline_and_control_flow_are_explained_without_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORKER_RETRIES_V2_ENABLED", raising=False)
-    baseline = PolicyQuestion(target="block:http", status=503, baseline=True)
-    stopped = PolicyQuestion(target="block:http", exception="KeyboardInterrupt")
-
-    flags = ("policy", "explain", "block:http")
-    assert explain_failure(None, baseline) == printed(capsys, *flags, "--status", "503", "--baseline")
-    assert explain_failure(None, stopped)["reason"] == "control_flow"
+    baseline = explain_failure(None, PolicyQuestion(target="block:http", status=503, baseline=True))
+    assert [wait["min"] for wait in baseline["schedule"]] == pytest.approx([0.1, 0.2, 0.3]), "and not those of v2"
+    stopped = explain_failure(None, PolicyQuestion(target="block:http", exception="KeyboardInterrupt"))
+    assert stopped["reason"] == "control_flow"
     assert list_policies(None)["gate"] == "off"
-
-
-def test_every_field_has_its_value_layer_source_and_what_it_overrides(settings: Settings) -> None:
-    field = show_policy(settings, "block:http")["policy"]["max_attempts"]
-
-    assert (field["value"], field["layer"]) == (7, "target"), "6 retries"
-    assert field["source"].endswith("reefknot.yaml:7:16"), field["source"]
-    assert [(one["value"], one["layer"]) for one in field["overrode"]] == [(5, "global"), (4, "builtin")]
 
 
 @pytest.mark.parametrize(
