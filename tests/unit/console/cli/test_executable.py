@@ -76,9 +76,10 @@ def test_a_run_without_a_request_does_not_load_the_http_library(tmp_path: Path) 
     assert json.loads((tmp_path / "out.jsonl").read_text())["output"] == {"loaded": []}, done.stderr
 
 
-@pytest.mark.parametrize(
-    "program", [[str(EXECUTABLE)], [str(EXECUTABLE.with_name("rk"))], [sys.executable, "-m", "reefknot"]]
-)
+PROGRAMS = [[str(EXECUTABLE)], [str(EXECUTABLE.with_name("rk"))], [sys.executable, "-m", "reefknot"]]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_the_executable_answers_also_where_a_character_has_to_be_an_escape(tmp_path: Path, program: list[str]) -> None:
     words = [*program, "policy", "schedule", "block:http"]
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -121,11 +122,9 @@ def test_without_the_guard_of_stdout_the_exit_code_is_lost(tmp_path: Path) -> No
     tampered(tmp_path / ".reefknot" / "state.db")
     read, write = os.pipe()
     os.close(read)
-    try:
+    with os.fdopen(write, "wb") as stdout:
         words = [sys.executable, "-c", UNGUARDED, "store", "check"]
-        done = subprocess.run(words, cwd=tmp_path, stdout=write, stderr=subprocess.DEVNULL, timeout=60, check=False)
-    finally:
-        os.close(write)
+        done = subprocess.run(words, cwd=tmp_path, stdout=stdout, stderr=subprocess.DEVNULL, timeout=60, check=False)
     assert done.returncode == 0
 
 

@@ -169,7 +169,6 @@ def test_a_module_is_found_by_its_name_and_by_its_file(folder: Path, module: str
 def test_a_module_that_cannot_be_imported_is_told_with_the_users_file_and_line(folder: Path) -> None:
     (folder / "broken.py").write_text("import json\n\nimport reefknot as rk\n\nlimit = int('many')\n")
     ran = command(folder, "run", work(folder, "own.talks"), "--module", "broken")
-
     assert (ran.returncode, ran.stdout) == (78, "")
     assert f"--module broken: cannot be imported: {folder / 'broken.py'}:5: ValueError: invalid literal" in ran.stderr
 
@@ -194,16 +193,21 @@ def test_without_a_command_around_it_a_child_process_prints_to_stdout(folder: Pa
     assert "a line of a library\n" in ran.stdout
 
 
-def test_what_a_step_prints_under_up_goes_to_stderr(folder: Path) -> None:
-    assert command(folder, "submit", "--type", "own.talks", "--id", "x").returncode == 0
-    up = subprocess.Popen(
-        [sys.executable, "-m", "reefknot", "up", "--json", "--module", "steps"],
+def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """`reefknot` with the steps, started cold; its streams are pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "reefknot", *words, "--json", "--module", "steps"],
         cwd=folder,
-        env={**environment(folder), "PYTHONUNBUFFERED": "1"},
+        env=environment(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_what_a_step_prints_under_up_goes_to_stderr(folder: Path) -> None:
+    assert command(folder, "submit", "--type", "own.talks", "--id", "x").returncode == 0
+    up = started(folder, "up")
     try:
         waited = command(folder, "submit", "--type", "own.talks", "--id", "x", "--wait", "--timeout", "100")
         assert waited.returncode == 0, waited.stderr
@@ -225,14 +229,7 @@ def test_a_step_that_raises_keyboard_interrupt_or_system_exit_ends_its_attempt_a
 
 
 def test_a_real_ctrl_c_still_ends_the_run(folder: Path) -> None:
-    run = subprocess.Popen(
-        [sys.executable, "-u", "-m", "reefknot", "run", work(folder, "own.waits"), "--module", "steps", "--json"],
-        cwd=folder,
-        env=environment(folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    run = started(folder, "run", work(folder, "own.waits"))
     try:
         assert run.stderr is not None
         lines = iter(run.stderr.readline, "")
