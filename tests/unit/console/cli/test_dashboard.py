@@ -25,10 +25,9 @@ WANTED = "tls_certificate, dashboard.tls_key, dashboard.operator_token or reader
 
 
 @pytest.fixture
-def store(rk: Commands) -> Path:
-    path = rk.folder / ".reefknot" / "state.db"
-    work_items.submitted(path, "known")
-    return path
+def store(store: Path) -> Path:
+    work_items.submitted(store, "known")
+    return store
 
 
 @pytest.fixture

@@ -17,9 +17,8 @@ CANARY = "Canary-4e1f9"
 
 
 @pytest.fixture
-def store(rk: Commands) -> Path:
+def store(store: Path) -> Path:
     """`order-7` is done, `order-8` is held."""
-    path = rk.folder / ".reefknot" / "state.db"
 
     async def fill(opened: Store) -> None:
         done = await opened.idempotency.claim("order-7", owner="w1")
@@ -28,8 +27,8 @@ def store(rk: Commands) -> Path:
         await opened.idempotency.finish(done.claim, Done(result))
         await opened.idempotency.claim("order-8", owner="w2", lease=3600)
 
-    in_store(path, fill)
-    return path
+    in_store(store, fill)
+    return store
 
 
 def test_show_hides_what_is_secret_by_name_and_by_configuration(rk: Commands, store: Path) -> None:

@@ -27,11 +27,6 @@ from tests.unit.console.cli.running import Commands
 from tests.unit.console.cli.steps import lines, prepared
 
 
-@pytest.fixture
-def store(rk: Commands) -> Path:
-    return rk.folder / ".reefknot" / "state.db"
-
-
 def test_a_list_narrows_by_its_filters_and_goes_on_where_it_ended(rk: Commands, store: Path) -> None:
     work_items.submitted(store, "a")
     work_items.accepted(store, "b", WorkFailed('{"code": "HTTP_ERROR", "message": "it answered 503"}', None, "spent"))

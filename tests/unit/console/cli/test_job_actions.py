@@ -19,11 +19,10 @@ from tests.unit.console.cli.running import Commands
 
 
 @pytest.fixture
-def store(rk: Commands) -> Path:
-    path = rk.folder / ".reefknot" / "state.db"
-    work_items.quarantined(path, "order", payload={"city": "Bonn", "rows": [1, 2]})
-    work_items.failed_job(path, IngestionJob("import", "own_sea", "notes", {"folder": "Wokr"}))
-    return path
+def store(store: Path) -> Path:
+    work_items.quarantined(store, "order", payload={"city": "Bonn", "rows": [1, 2]})
+    work_items.failed_job(store, IngestionJob("import", "own_sea", "notes", {"folder": "Wokr"}))
+    return store
 
 
 def edited(rk: Commands, text: object) -> str:

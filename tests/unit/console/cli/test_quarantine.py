@@ -17,11 +17,10 @@ from tests.unit.console.cli.running import Commands
 
 
 @pytest.fixture
-def store(rk: Commands) -> Path:
-    path = rk.folder / ".reefknot" / "state.db"
-    work_items.quarantined(path, "a")
-    work_items.quarantined(path, "b", "its owner vanished 3 times", kind="other.type")
-    return path
+def store(store: Path) -> Path:
+    work_items.quarantined(store, "a")
+    work_items.quarantined(store, "b", "its owner vanished 3 times", kind="other.type")
+    return store
 
 
 def test_a_list_narrows_by_type_and_reason(rk: Commands, store: Path) -> None:

@@ -16,11 +16,10 @@ from tests.unit.console.operations.statuses import running
 
 
 @pytest.fixture
-def store(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> Path:
+def store(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(systems, "OBEY_WAIT_S", 0.1)
-    path = rk.folder / ".reefknot" / "state.db"
-    work_items.submitted(path, "x")
-    return path
+    work_items.submitted(store, "x")
+    return store
 
 
 @pytest.mark.parametrize("words", [("worker", "list"), ("worker", "list", "--wide"), ("top", "--once")])
