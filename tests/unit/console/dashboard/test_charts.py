@@ -79,13 +79,11 @@ def test_stacked_values_stand_on_each_other() -> None:
     assert heights[1] == pytest.approx(3 * heights[0], rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("value", "top"),
-    [(0, 1), (0.3, 0.4), (1, 1), (1.2, 2), (3, 4), (4.5, 5), (7, 10), (11, 20), (90, 100), (950, 1000)],
-)
-def test_an_axis_ends_at_a_round_number(value: float, top: float) -> None:
-    labels = [one.text for one in named(charts.lines([Series("a", [value])], title="", unit="x", step_s=1), "text")]
-    assert charts.number(top) in labels
+def test_an_axis_ends_at_a_round_number() -> None:
+    tops = {0: 1, 0.3: 0.4, 1: 1, 1.2: 2, 3: 4, 4.5: 5, 7: 10, 11: 20, 90: 100, 950: 1000}
+    for value, top in tops.items():
+        drawn = charts.lines([Series("a", [value])], title="", unit="x", step_s=1)
+        assert charts.number(top) in [one.text for one in named(drawn, "text")], value
 
 
 def test_a_meter_is_full_at_its_limit_and_never_beyond() -> None:
