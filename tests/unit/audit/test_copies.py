@@ -162,26 +162,16 @@ async def test_events_that_retention_removed_before_they_were_copied_are_counted
 
 
 def test_another_process_that_writes_the_file_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = said(tmp_path, FILE)
+    async def held(store: Store) -> None:
+        await store.audit.append([event("a")])
+        await asyncio.sleep(60)
+        await other.close()
+        await asyncio.sleep(60)
 
-    async def main() -> None:
-        other = await JsonLinesLog.open(tmp_path / "logs" / "audit.jsonl", VirtualClock(), inline=True)
-        async with rk.open_store(f"sqlite:{tmp_path / 'state.db'}") as store, kept_events(store, settings):
-            await store.audit.append([event("a")])
-            await asyncio.sleep(60)
-            await other.close()
-            await asyncio.sleep(60)
-
-    run_virtual(main())
+    other = asyncio.run(JsonLinesLog.open(tmp_path / "logs" / "audit.jsonl", VirtualClock(), inline=True))
+    kept(tmp_path, FILE, held)
     assert "another process writes it" in caplog.text
     assert copied(tmp_path / "logs" / "audit.jsonl") == ["a"]
-
-
-def test_with_fail_closed_a_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
-    (tmp_path / "logs").write_text("a file, no folder")
-    with pytest.raises(StoreUnavailableError, match="jsonlines:"):
-        kept(tmp_path, FILE.replace("jsonl:", "on_failure: fail_closed, jsonl:"), settled)
-    kept(tmp_path, FILE, settled)  # fail_open: logged, and tried again
 
 
 # ---- what a failing log means ----------------------------------------------------------------------------------------
@@ -328,11 +318,14 @@ async def test_a_full_file_of_heads_loses_its_older_half_and_a_cut_line_costs_no
     assert [one["sequence"] for one in heads_in(path)][-2:] == [24, 25]
 
 
-def test_heads_that_cannot_be_written_are_logged_and_hold_nothing_back(
+def test_heads_or_a_file_that_cannot_be_written_are_logged_and_hold_nothing_back_unless_it_fails_closed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    kept(tmp_path, "audit: {heads: {path: file/heads.jsonl, every_seconds: 30}}", tells)
+    (tmp_path / "logs").write_text("a file, no folder")
+    with pytest.raises(StoreUnavailableError, match="jsonlines:"):
+        kept(tmp_path, FILE.replace("jsonl:", "on_failure: fail_closed, jsonl:"), settled)
+    kept(tmp_path, FILE, settled)  # fail_open: logged, and tried again
+    kept(tmp_path, "audit: {heads: {path: logs/heads.jsonl, every_seconds: 30}}", tells)
     assert "the head of the audit log cannot be written to" in caplog.text
 
 

@@ -10,12 +10,8 @@ import pytest
 
 from reefknot.core.failure import ErrorCode
 from reefknot.policy.book import PolicyBook, failure_from_facts
+from tests.rows import for_each_row
 from tests.unit.console.cli.running import Commands
-
-SOURCES = """
-sources:
-  work-mail: {connector: imap_mailbox, retry: {max_attempts: 2, rate_limit_delay_seconds: 60}}
-"""
 
 
 def explained(rk: Commands, *words: str) -> Any:
@@ -38,15 +34,19 @@ def test_a_configured_secret_is_not_shown(rk: Commands) -> None:
     assert rk(*words, "--json").json["failure"]["message"] == "it was [redacted]"
 
 
-def test_retries_follow_from_attempts_and_come_from_the_same_place(rk: Commands) -> None:
+def test_retries_follow_from_attempts_and_come_from_the_same_place_and_an_exception_list_is_named_as_the_reason(
+    rk: Commands,
+) -> None:
     rk.write("worker: {retries: {v2: {block_policies: {http: {max_attempts: 7}}}}}")
     policy = explained(rk, "block:http", "--status", "500")["policy"]
     attempts, retries = policy["max_attempts"], policy["retries"]
-
     assert (attempts["value"], retries["value"]) == (8, 7)
     assert retries["source"] == attempts["source"]
     assert attempts["source"].endswith("reefknot.yaml:1:49")
     assert [one["value"] for one in retries["overrode"]] == [one["value"] - 1 for one in attempts["overrode"]]
+    rk.write("operations: {KV_GET: {retryable_exceptions: [TimeoutError]}}")
+    ended = rk("policy", "explain", "operation:kv.get", "--exception", "ValueError")
+    assert "does not match the exceptions" in ended.out.splitlines()[0]
 
 
 ANSWERS = {
@@ -108,7 +108,7 @@ def test_the_gate_is_shown_and_does_not_change_the_answer_nor_does_the_spelling_
         assert rk("policy", "show", f"operation:{spelling}", "--json").json["target"] == "operation:nats.publish"
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("words", "settings", "throttled"),
     [
         ("block:http --status 503", "{enabled: true}", True),
@@ -162,11 +162,11 @@ def test_the_time_limits_of_ones_own_step_are_explained_with_where_they_come_fro
 
 
 def test_a_source_is_laid_over_its_connector(rk: Commands) -> None:
-    rk.write(SOURCES)
+    retry = "retry: {max_attempts: 2, rate_limit_delay_seconds: 60}"
+    rk.write(f"sources: {{work-mail: {{connector: imap_mailbox, {retry}}}}}\n")
     words = ("--source", "work-mail", "--failure-type", "rate_limited")
     by_source = explained(rk, *words, "--target", "connector:imap_mailbox")
     delay = by_source["policy"]["base_delay"]
-
     assert (by_source["policy"]["retries"]["value"], delay["value"], delay["layer"]) == (2, 60.0, "source")
     assert explained(rk, *words) == by_source, "a source knows its connector"
 
@@ -217,12 +217,6 @@ def test_an_exception_that_cannot_be_looked_up_is_named_and_one_of_ones_own_step
     rk.write(GATEWAY, "gateway_steps.py")
     words = ("block:gateway.call", "--exception", "gateway_steps.GatewayError", "--module", "gateway_steps.py")
     assert explained(rk, *words)["decision"] == "retry"
-
-
-def test_an_exception_list_is_named_as_the_reason(rk: Commands) -> None:
-    rk.write("operations: {KV_GET: {retryable_exceptions: [TimeoutError]}}")
-    ended = rk("policy", "explain", "operation:kv.get", "--exception", "ValueError")
-    assert "does not match the exceptions" in ended.out.splitlines()[0]
 
 
 # ---- what ingestion does ---------------------------------------------------------------------------------------------

@@ -93,19 +93,10 @@ async def test_an_answer_is_bounded_and_a_listener_hears_every_job(
     assert (done["requeued"], done["count"], heard) == (["a", "b", "c"], 5, list("abcde"))
 
 
-@pytest.mark.parametrize(
-    ("fields", "parameter"),
-    [
-        ({"before": "soon"}, "before"),
-        ({"reason": ""}, "reason"),
-        ({"limit": 0}, "limit"),
-        ({"tenant": " "}, "tenant"),
-        ({"error": ""}, "error"),
-        ({"since": "soon"}, "since"),
-        ({"ids": ("a",), "all": True}, "all"),
-    ],
-)
-def test_a_query_with_bad_syntax_is_refused_by_its_parameter(fields: dict[str, Any], parameter: str) -> None:
-    with pytest.raises(ParameterError) as refused:
-        QuarantineQuery(**fields)
-    assert refused.value.parameter == parameter
+def test_a_query_with_bad_syntax_is_refused_by_its_parameter() -> None:
+    bad = {"before": "soon", "reason": "", "limit": 0, "tenant": " ", "error": "", "since": "soon"}
+    queries: list[dict[str, Any]] = [*({name: value} for name, value in bad.items()), {"all": True, "ids": ("a",)}]
+    for fields in queries:
+        with pytest.raises(ParameterError) as refused:
+            QuarantineQuery(**fields)
+        assert refused.value.parameter == next(iter(fields))
