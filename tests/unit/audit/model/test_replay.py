@@ -70,35 +70,24 @@ def random_event(dice: random.Random) -> AnyEvent:
         dice.random() < 0.1,
     )
     history = History(dice.randint(1, 8), dice.uniform(0, 60), dice.uniform(0, 5))
-    verdict = dice.choice([None, True, False])
-    throttle = dice.choice([None, ThrottleView(dice.random() < 0.5, dice.uniform(-1, 10))])
-    breaker = dice.random() < 0.1
     draw = dice.random()
-    decision = decide(policy, history, failure, draw, verdict=verdict, throttle=throttle, breaker_open=breaker)
-    record = DecisionRecord.of(
-        decision, policy, history, failure, draw, verdict=verdict, throttle=throttle, breaker_open=breaker
-    )
+    more: dict[str, Any] = {
+        "verdict": dice.choice([None, True, False]),
+        "throttle": dice.choice([None, ThrottleView(dice.random() < 0.5, dice.uniform(-1, 10))]),
+        "breaker_open": dice.random() < 0.1,
+    }
+    decision = decide(policy, history, failure, draw, **more)
+    record = DecisionRecord.of(decision, policy, history, failure, draw, **more)
+    kind, message = failure.code.wire, "it broke"
     match decision:
         case Again(delay=delay):
-            return RetryAttempt(
-                timestamp=AT,
-                attempt_number=history.attempts,
-                max_attempts=policy.max_attempts,
-                delay_seconds=delay,
-                exception_type=failure.code.wire,
-                exception_message="it broke",
-                decision=record,
-            )
+            tried: dict[str, Any] = {"attempt_number": history.attempts, "max_attempts": policy.max_attempts}
+            tried |= {"delay_seconds": delay, "exception_type": kind, "exception_message": message}
+            return RetryAttempt(timestamp=AT, decision=record, **tried)
         case Stop(reason=reason):
-            kind = RetryRefused if reason in REFUSED else RetryExhausted
-            return kind(
-                timestamp=AT,
-                total_attempts=history.attempts,
-                final_exception_type=failure.code.wire,
-                final_exception_message="it broke",
-                reason=reason,
-                decision=record,
-            )
+            made = RetryRefused if reason in REFUSED else RetryExhausted
+            final: dict[str, Any] = {"final_exception_type": kind, "final_exception_message": message}
+            return made(timestamp=AT, total_attempts=history.attempts, reason=reason, decision=record, **final)
 
 
 def test_ten_thousand_recorded_decisions_come_out_the_same_to_the_byte() -> None:
@@ -272,6 +261,9 @@ def test_a_forged_change_of_a_breaker_is_found(body: bytes, said: str) -> None:
     assert said in str(difference)
 
 
+MESSAGE = b'"inputs":{"message":"Assignment deferred for 9ms",'
+
+
 @for_each_row(
     ("body", "found", "forged", "said"),
     [
@@ -283,12 +275,7 @@ def test_a_forged_change_of_a_breaker_is_found(body: bytes, said: str) -> None:
         (admitted(), b'"timestamp"', b'"status":"rejected","timestamp"', "status 'rejected'"),
         (admitted(), b'"queue_depth":4', b'"queue_depth":2', "queue_depth 2, decided again queue_depth 4"),
         (admitted(), b'"depth":3', b'"depth":10', "decided again status 'rejected'"),
-        (
-            admitted(),
-            b'"inputs":{',
-            b'"inputs":{"message":"Assignment deferred for 9ms",',
-            "message 'Assignment deferred",
-        ),
+        (admitted(), b'"inputs":{', MESSAGE, "message 'Assignment deferred"),
         (admitted(), b'"timestamp"', b'"reason":"queue_full","timestamp"', "reason 'queue_full'"),
         (routed(), b'"worker_id":"w2"', b'"worker_id":"w1"', "worker_id 'w1', decided again worker_id 'w2'"),
         (routed(), b'"timestamp"', b'"reason":"probe","timestamp"', "reason 'probe'"),
@@ -302,7 +289,6 @@ def test_every_field_that_follows_from_a_decision_is_compared(
     assert body.count(found) == 1
     assert replay([rules_stored(), body]).differences == (), "the control"
     (difference, *_) = replay([rules_stored(), body.replace(found, forged)]).differences
-
     assert said in str(difference)
 
 
@@ -328,69 +314,57 @@ def test_rules_that_are_not_there_leave_their_admissions_undecided_and_forged_on
 
 
 def test_the_baseline_that_admits_everything_is_no_decision() -> None:
-    seen = replay([admitted(inputs={"view": QueueView(3)})])
-
-    assert (seen.decisions, seen.undecided) == (0, 0)
-
     view = {"view": QueueView(3)}
+    seen = replay([admitted(inputs=view)])
+    assert (seen.decisions, seen.undecided) == (0, 0)
     forgeries: list[dict[str, Any]] = [{"status": "rejected"}, {"reason": "x"}, {"overload_status": "overloaded"}]
     for forged in forgeries:
         assert replay([admitted(inputs=view, **forged)]).differences, forged
     alone = admitted(inputs=view | {"isolated": True}, overload_status="overloaded")
-    assert replay([alone]).differences == ()
-    drained = admitted(inputs={"view": QueueView(3, draining=True)}, status="rejected", reason="draining")
-    assert replay([drained]).differences == ()
+    drained = refused("draining", {"view": QueueView(3, draining=True)})
+    assert replay([alone, drained]).differences == ()
 
 
 # ---- what cannot be decided again ------------------------------------------------------------------------------------
+
+
+def refused(reason: str, inputs: Any = None, status: str = "rejected") -> bytes:
+    return admitted(inputs=inputs, status=status, reason=reason)
 
 
 @for_each_row(
     ("body", "cause", "said"),
     [
         (admitted(inputs=None), "admission with no inputs", "status 'accepted' with no inputs"),
-        (
-            admitted(inputs=None, status="rejected", reason="queue_full"),
-            "admission with no inputs",
-            "status 'rejected' with no inputs",
-        ),
+        (refused("queue_full"), "admission with no inputs", "status 'rejected' with no inputs"),
         (routed(inputs=None, worker_id="w1"), "routing with no inputs", "worker_id 'w1' with no inputs"),
         (routed(inputs={"workers": 2}, worker_id="w1"), "routing with no inputs", "worker_id 'w1' with no inputs"),
     ],
 )
 def test_a_decision_whose_inputs_were_removed_is_undecided_and_a_difference(body: bytes, cause: str, said: str) -> None:
     seen = replay([rules_stored(), body])
-
     assert (seen.decisions, seen.undecided, seen.undecided_by) == (0, 1, {cause: 1})
     assert said in str(seen.differences[0])
+
+
+CLASSES = {"classes": ["cpu"]}
+NO_WORKER = "no worker has its class"
+FULL = {"refused": {"queue_full cpu": 3}}
 
 
 @for_each_row(
     ("body", "cause"),
     [
-        (
-            admitted(inputs={"message": "job: missing"}, status="error", reason="invalid"),
-            "admission refused as invalid",
-        ),
-        (
-            admitted(inputs=None, status="rejected", reason="unknown_job_type"),
-            "admission refused as unknown_job_type",
-        ),
-        (admitted(inputs=None, status="rejected", reason="overloaded"), "admission refused as overloaded"),
-        (
-            admitted(inputs={"refused": {"queue_full cpu": 3}}, status="rejected", reason="queue_full"),
-            "admission refused where it was submitted",
-        ),
+        (refused("invalid", {"message": "job: missing"}, "error"), "admission refused as invalid"),
+        (refused("unknown_job_type"), "admission refused as unknown_job_type"),
+        (refused("overloaded"), "admission refused as overloaded"),
+        (refused("queue_full", FULL), "admission refused where it was submitted"),
         (routed(inputs=None, reason="refused: queue_full"), "routing refused by a worker"),
-        (
-            routed(inputs={"classes": ["cpu"]}, worker_id=None, reason="no worker has its class"),
-            "routing of a class that no worker has",
-        ),
+        (routed(inputs=CLASSES, worker_id=None, reason=NO_WORKER), "routing of a class that no worker has"),
     ],
 )
 def test_a_recorded_fact_is_undecided_by_its_name_and_no_difference(body: bytes, cause: str) -> None:
     seen = replay([body])
-
     assert (seen.differences, seen.undecided, seen.undecided_by) == ((), 1, {cause: 1})
 
 
