@@ -118,15 +118,7 @@ async def test_two_that_start_at_once_without_names_get_different_ones(tmp_path:
     assert len(names) == 3
 
 
-async def test_a_system_without_a_router_says_so(settings: Settings) -> None:
-    async with open_store("memory:") as store:
-        system = System(store, SystemClock(), settings=default_settings(), blocks={}, router=None)
-        assert system.snapshot()["router"] is None
-        with pytest.raises(LookupError, match="no router"):
-            await system.submit(ExecAssignment("a", "r", Job("x")))
-
-
-async def test_a_system_that_ends_or_gives_way_leaves_no_status(settings: Settings) -> None:
+async def test_a_system_that_ends_or_gives_way_leaves_no_status_and_one_without_a_router_says_so() -> None:
     async with open_store("memory:") as store:
         first, second = (System(store, SystemClock(), settings=default_settings(), blocks={}) for _ in range(2))
         await first.start()
@@ -135,3 +127,7 @@ async def test_a_system_that_ends_or_gives_way_leaves_no_status(settings: Settin
         assert [one.name for one in await store.control.reports()] == [first.system_id]
         await first.stop()
         assert await store.control.reports() == []
+        alone = System(store, SystemClock(), settings=default_settings(), blocks={}, router=None)
+        assert alone.snapshot()["router"] is None
+        with pytest.raises(LookupError, match="no router"):
+            await alone.submit(ExecAssignment("a", "r", Job("x")))

@@ -83,16 +83,13 @@ def test_the_nearest_file_upwards_counts_and_a_variable_over_it(rk: Commands) ->
     assert retries() == 8
 
 
-@pytest.mark.parametrize("name", ["heads", "jsonl"])
-@pytest.mark.parametrize(
-    ("path", "what"), [("reefknot.yaml", "the configuration"), (".reefknot/state.db", "the store")]
-)
-def test_a_copy_of_the_log_must_not_be_a_file_of_the_system(rk: Commands, name: str, path: str, what: str) -> None:
-    rk.write(f"audit:\n  {name}:\n    path: {path}\n")
-    ended = rk("config", "check")
-
-    assert (ended.code, f"reefknot.yaml:3:5: audit.{name}.path: " in ended.err) == (78, True)
-    assert f"is {what}, which would be overwritten; accepted: a file of its own" in ended.err
+def test_a_copy_of_the_log_must_not_be_a_file_of_the_system(rk: Commands) -> None:
+    for path, what in (("reefknot.yaml", "the configuration"), (".reefknot/state.db", "the store")):
+        for name in ("heads", "jsonl"):
+            rk.write(f"audit:\n  {name}:\n    path: {path}\n")
+            ended = rk("config", "check")
+            assert (ended.code, f"reefknot.yaml:3:5: audit.{name}.path: " in ended.err) == (78, True)
+            assert f"is {what}, which would be overwritten; accepted: a file of its own" in ended.err
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

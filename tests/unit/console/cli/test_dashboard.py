@@ -40,23 +40,25 @@ def taken() -> Iterator[int]:
 # ---- the port --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "ways"),
-    [
-        (("dashboard", "--port", "{}"), "--port or dashboard.port"),
-        (("up", "--for", "0"), "dashboard.port or REEFKNOT__DASHBOARD__PORT"),
-    ],
-)
-def test_a_port_in_use_that_somebody_chose_is_an_error(
-    rk: Commands, store: Path, taken: int, words: tuple[str, ...], ways: str
+def test_a_port_in_use_that_was_chosen_is_an_error_as_is_an_address_that_this_machine_does_not_have(
+    rk: Commands, store: Path, taken: int
 ) -> None:
+    rk.environment.setenv("TOKEN", TOKEN)
+    rk.write(f"dashboard: {{tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}, operator_token: env:TOKEN}}")
+    ended = rk("dashboard", "--host", "192.0.2.1", "--port", "0")
+    assert ended.code == 78
+    assert "the dashboard cannot be served on 192.0.2.1:0: " in ended.err
+    assert "check --host and --port" in ended.err
+
     rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", str(taken))
-
-    ended = rk(*(word.format(taken) for word in words))
-
-    assert ended.code == 75
-    assert f"127.0.0.1:{taken}: the port is in use" in ended.err
-    assert f"choose another with {ways} (0 takes a free one)" in ended.err
+    for words, ways in (
+        (("dashboard", "--port", str(taken)), "--port or dashboard.port"),
+        (("up", "--for", "0"), "dashboard.port or REEFKNOT__DASHBOARD__PORT"),
+    ):
+        ended = rk(*words)
+        assert ended.code == 75
+        assert f"127.0.0.1:{taken}: the port is in use" in ended.err
+        assert f"choose another with {ways} (0 takes a free one)" in ended.err
 
 
 def test_the_usual_port_in_use_is_replaced_by_a_free_one(
@@ -95,17 +97,6 @@ def test_the_address_has_the_token_that_was_made_only_on_a_terminal_also_as_a_li
     lines = [json.loads(line) for line in as_json.err.splitlines()]
     (address,) = [line["url"] for line in lines if line["message"] == "dashboard"]
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#token=[\w-]{43}", address)
-
-
-def test_an_address_that_this_machine_does_not_have_is_refused(rk: Commands, store: Path) -> None:
-    rk.write(f"dashboard: {{tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}, operator_token: env:TOKEN}}")
-    rk.environment.setenv("TOKEN", TOKEN)
-
-    ended = rk("dashboard", "--host", "192.0.2.1", "--port", "0")
-
-    assert ended.code == 78
-    assert "the dashboard cannot be served on 192.0.2.1:0: " in ended.err
-    assert "check --host and --port" in ended.err
 
 
 # ---- TLS and tokens --------------------------------------------------------------------------------------------------

@@ -59,6 +59,14 @@ def test_a_damaged_page_makes_the_check_fail(rk: Commands) -> None:
     assert rk("store", "check").code == 65
 
 
+@pytest.mark.real_time
+async def test_a_copy_that_cannot_be_written_blames_the_target(tmp_path: Path) -> None:
+    async with open_store(f"sqlite:{tmp_path / 'state.db'}") as kept:
+        assert isinstance(kept, SqliteStore)
+        with pytest.raises(StoreUnavailableError, match=r"store sqlite:\S*nowhere/x\.db: it cannot be written"):
+            await kept.backup(tmp_path / "nowhere" / "x.db")
+
+
 def test_a_backup_is_a_store_of_its_own_and_overwrites_nothing(rk: Commands, store: Path) -> None:
     ended = rk("store", "backup", "copy.db", "--as", "ann", "--json")
     assert (ended.code, ended.json["target"]) == (0, "copy.db")
@@ -78,16 +86,17 @@ def test_an_older_file_is_migrated_audited_and_a_dry_run_changes_nothing(rk: Com
     assert work_items.operator_actions(path) == [("ann", "store.migrate")]
 
 
-NEWER = ("store check", "store migrate", "store compact", "run none.jsonl", "dashboard --for 0")
-
-
-@pytest.mark.parametrize("words", NEWER)
-def test_a_file_of_a_newer_version_is_refused_and_left_alone(rk: Commands, store: Path, words: str) -> None:
+def test_a_file_of_a_newer_version_and_an_empty_one_are_refused_and_left_alone(rk: Commands, store: Path) -> None:
     rk.write("", "none.jsonl")
     execute(store, "PRAGMA user_version = 99")
-    ended = rk(*words.split())
-
-    assert (ended.code, "version 99" in ended.err) == (78, True)
+    for words in ("store check", "store migrate", "store compact", "run none.jsonl", "dashboard --for 0"):
+        ended = rk(*words.split())
+        assert (ended.code, "version 99" in ended.err) == (78, True), words
+    empty = rk.write("", "empty.db")
+    for words in ("store check", "store compact", "job list", "audit verify"):
+        ended = rk(*words.split(), "--engine", "sqlite:empty.db")
+        assert (ended.code, "empty.db: is an empty file, not a store" in ended.err) == (69, True), words
+    assert empty.read_bytes() == b"", "it is not made a store either"
 
 
 def test_compacting_gives_space_back_and_a_dry_run_changes_nothing(rk: Commands, store: Path) -> None:
@@ -102,23 +111,6 @@ def test_compacting_gives_space_back_and_a_dry_run_changes_nothing(rk: Commands,
     told = rk("store", "compact", "--dry-run", "--json").json
     assert (told["compacted"], told["unused"] > 300_000) == (False, True)
     assert rk("store", "compact", "--json").json["freed"] > 300_000
-
-
-@pytest.mark.parametrize("words", [["store", "check"], ["store", "compact"], ["job", "list"], ["audit", "verify"]])
-def test_an_empty_file_is_no_store_and_is_not_created_one(rk: Commands, words: list[str]) -> None:
-    (rk.folder / "empty.db").touch()
-    ended = rk(*words, "--engine", "sqlite:empty.db")
-
-    assert (ended.code, "empty.db: is an empty file, not a store" in ended.err) == (69, True)
-    assert (rk.folder / "empty.db").read_bytes() == b""
-
-
-@pytest.mark.real_time
-async def test_a_copy_that_cannot_be_written_blames_the_target(tmp_path: Path) -> None:
-    async with open_store(f"sqlite:{tmp_path / 'state.db'}") as kept:
-        assert isinstance(kept, SqliteStore)
-        with pytest.raises(StoreUnavailableError, match=r"store sqlite:\S*nowhere/x\.db: it cannot be written"):
-            await kept.backup(tmp_path / "nowhere" / "x.db")
 
 
 # ---- the configuration of a command that only looks ------------------------------------------------------------------
