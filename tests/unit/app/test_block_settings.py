@@ -105,7 +105,7 @@ def test_a_mistake_is_named_with_its_position_and_path(section: str, said: Any, 
     assert problem in mistake
 
 
-def test_all_mistakes_of_the_schema_or_of_addresses_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_the_schema_or_of_addresses_are_reported_at_once(tmp_path: Path) -> None:
     wrong = {"http": {"allow": [1, 2]}, "fs": {"roots": 1}, "sql": {"connections": {"a": "x", "b": {}}}, "x": 1}
     assert [line.split(": ")[1] for line in mistakes(tmp_path, wrong)] == [
         *("blocks.http.allow[0]", "blocks.http.allow[1]", "blocks.fs.roots"),

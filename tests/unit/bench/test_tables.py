@@ -41,7 +41,7 @@ class Service:
 
 
 @pytest.mark.parametrize("name", [*RETRIERS, *peers.SYNC_PEERS])
-def test_every_retrier_makes_three_executions_and_repeats_no_error_that_it_was_not_told_of(name: str) -> None:
+def test_every_retrier_makes_three_executions_and_repeats_no_error_that_is_not_in_its_list(name: str) -> None:
     decorate = (RETRIERS | peers.SYNC_PEERS)[name]
     cases = [(Service(2), None, 3), (Service(1, KeyError), KeyError, 1), (Service(99), ConnectionError, 3)]
     for service, error, calls in cases[: 2 if name == "google-api-core" else 3]:  # which does not count

@@ -26,7 +26,7 @@ def test_a_target_is_met_at_its_limit_and_missed_beyond(target: Target, missed: 
     assert judge(target, "ours", FIGURES).missed == missed
 
 
-def test_a_contestant_made_ten_times_slower_misses_every_target_and_is_told_who_is_ahead() -> None:
+def test_a_contestant_made_ten_times_slower_misses_every_target_and_the_one_ahead_is_named() -> None:
     slow = FIGURES | {"ours": 26e-6}
     targets: list[Target] = [AtMostTimes(1.3, "hand loop"), AtMostSeconds(5e-6), AheadOf(("peer", "other peer"))]
     assert [judge(target, "ours", FIGURES).missed for target in targets] == [None, None, None]

@@ -122,7 +122,7 @@ def test_a_cluster_whose_port_is_taken_by_then_is_started_on_others(
     assert collisions == []
 
 
-def test_a_port_that_is_taken_or_a_configuration_that_is_refused_is_told_in_the_words_of_the_server(
+def test_a_port_that_is_taken_or_a_configuration_that_is_refused_is_reported_in_the_words_of_the_server(
     tmp_path: Path,
 ) -> None:
     with socket.create_server((HOST, 0)) as taken:

@@ -167,7 +167,9 @@ def test_every_way_to_retry_is_an_operation_with_a_child_for_each_attempt(spans:
     assert (current_traceparent(), current_trace_id()) == (None, None)
 
 
-def test_a_call_that_gives_up_is_an_error_with_its_reason_and_a_wait_that_was_asked_for_is_none(spans: Spans) -> None:
+def test_a_call_that_gives_up_is_an_error_with_its_reason_and_a_wait_that_was_asked_for_is_no_error(
+    spans: Spans,
+) -> None:
     with pytest.raises(ConnectionError):
         rk.retry(**QUICK)(Flaky(*[ConnectionError("password=hunter2 refused\x1b[2J")] * 3))()
     *attempts, operation = spans.all()

@@ -94,7 +94,7 @@ def test_a_head_from_before_the_anchor_cannot_be_compared() -> None:
     assert verify(rest, anchor, start=anchor) == []
 
 
-def test_the_anchor_says_where_the_rest_begins_and_what_is_none_vouches_for_nothing() -> None:
+def test_the_anchor_says_where_the_rest_begins_and_what_is_no_anchor_vouches_for_nothing() -> None:
     body = anchor_body(Head("c", 10, "ab"), 99)
     assert anchor_in(body) == Head("c", 10, "ab")
     assert json.loads(body)["timestamp"].startswith("1970-01-01T00:00:00.099")

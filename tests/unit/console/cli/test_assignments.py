@@ -141,7 +141,7 @@ def text_of(*names: str) -> str:
         ('{\n "job": {"type": "t"},\n "options": {\n', ["1: not JSON: …"]),
     ],
 )
-def test_each_mistake_is_told_with_its_own_line_and_its_path(
+def test_each_mistake_is_named_with_its_own_line_and_its_path(
     content: bytes | str, expected: list[str], tmp_path: Path
 ) -> None:
     """An end of three dots stands for the rest of a sentence."""

@@ -164,7 +164,7 @@ def test_csv_has_a_row_per_event_and_no_cell_that_a_spreadsheet_would_compute(rk
 # verify
 
 
-def test_events_after_the_head_are_told_apart_and_every_head_of_a_file_is_compared(rk: Commands, store: Path) -> None:
+def test_events_after_the_head_are_kept_apart_and_every_head_of_a_file_is_compared(rk: Commands, store: Path) -> None:
     first = kept_head(rk)
     recorded(store, [attempt(30)])
     ended = rk("audit", "verify", "--head", "kept.json")

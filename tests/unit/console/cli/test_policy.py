@@ -34,7 +34,7 @@ def test_a_configured_secret_is_not_shown(rk: Commands) -> None:
     assert rk(*words, "--json").json["failure"]["message"] == "it was [redacted]"
 
 
-def test_retries_follow_from_attempts_and_come_from_the_same_place_and_an_exception_list_is_named_as_the_reason(
+def test_retries_follow_from_attempts_and_an_exception_list_is_named_as_the_reason(
     rk: Commands,
 ) -> None:
     rk.write("worker: {retries: {v2: {block_policies: {http: {max_attempts: 7}}}}}")

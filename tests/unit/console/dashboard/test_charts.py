@@ -30,7 +30,7 @@ def named(drawn: str, tag: str, kind: str = "") -> list[ET.Element]:
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_every_chart_escapes_its_texts_is_told_in_words_and_has_no_style_of_its_own(name: str) -> None:
+def test_every_chart_escapes_its_texts_is_described_in_words_and_has_no_style_of_its_own(name: str) -> None:
     """The content policy refuses a style that is not in the sheet."""
     plain, hostile = (elements(DRAWN[name](text)) for text in ("a title", HOSTILE))
     assert [one.tag for one in hostile] == [one.tag for one in plain]
@@ -42,7 +42,7 @@ def test_every_chart_escapes_its_texts_is_told_in_words_and_has_no_style_of_its_
     assert (plain[0].get("aria-label") or "").startswith("a title")
 
 
-def test_each_row_of_a_timeline_and_the_last_and_the_largest_value_are_told_in_words() -> None:
+def test_each_row_of_a_timeline_and_the_last_and_the_largest_value_are_said_in_words() -> None:
     drawn = charts.timeline([("attempt 1", "", [Span(0, 2, "waiting"), Span(2, 3, "failed")])], title="")
     (bars,) = [one for one in elements(drawn) if one.get("role") == "img"]
     assert bars.get("aria-label") == "attempt 1: waiting after 0 s for 2 s; failed after 2 s for 1 s"

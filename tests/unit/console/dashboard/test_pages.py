@@ -201,7 +201,7 @@ def test_a_parameter_that_a_page_does_not_know_is_refused_and_an_unknown_view_ha
     assert {one.status for one in answers(path, *wanting).values()} == {400}
 
 
-def test_a_job_that_is_not_there_is_told_in_the_words_of_pages_and_a_source_has_one_with_its_settings(
+def test_a_job_that_is_not_there_is_reported_in_the_words_of_pages_and_a_source_has_one_with_its_settings(
     path: Path,
 ) -> None:
     targets = ("/work/no%2Fbody", "/quarantine/no%2Fbody", "/sources/notes", "/sources/nobody")

@@ -132,7 +132,7 @@ async def test_levels_come_with_their_reasons_and_classes_are_added_up() -> None
     assert (view["ended_per_s"], view["retries_per_s"], view["systems"]) == (2.0, 0.2, 2)
 
 
-async def test_breakers_and_throttles_are_told_without_secrets_and_sources_whose_breaker_holds_their_jobs() -> None:
+async def test_breakers_and_throttles_are_shown_without_secrets_and_sources_whose_breaker_holds_their_jobs() -> None:
     store = MemoryStore(SystemClock())
     open_ = {"worker_id": "worker-1", "name": "hunter2hunter2", "breaker": "open", "throttled": False, "tokens": 9}
     dry = {"worker_id": "worker-1", "name": "b.example", "breaker": "closed", "throttled": True, "tokens": 0.2}

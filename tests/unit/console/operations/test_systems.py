@@ -113,7 +113,7 @@ def test_a_drain_is_obeyed_when_every_worker_says_so_and_is_audited(
     assert (one.action, one.subject, one.actor, one.details) == ("worker.drain", "*", "ann", {"seconds": 7})
 
 
-def test_one_that_does_not_obey_is_told_one_that_is_gone_need_not_and_a_dry_run_changes_nothing(
+def test_one_that_does_not_obey_is_reported_one_that_is_gone_need_not_and_a_dry_run_changes_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work_items.reported_running(path, "worker-1")
