@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-HEAVY = ("typing", "re", "msgspec", "asyncio", "logging", "inspect", "dataclasses")
+HEAVY = ("typing", "re", "msgspec", "asyncio", "logging", "inspect", "dataclasses", "pydantic", "yaml", "apsw")
 
 
 def loaded_by(code: str, heavy: Sequence[str] = HEAVY) -> set[str]:

@@ -20,24 +20,21 @@ def test_every_row_is_run_with_its_values() -> None:
     assert seen == [(1, "a"), (2, "b")]
 
 
-def test_control_one_failing_row_is_raised_as_it_is_and_named() -> None:
+def test_control_one_failing_row_is_raised_as_it_is_and_several_together_each_named() -> None:
     @for_each_row("number", [1, 2, 3])
-    def body(number: int) -> None:
+    def one_fails(number: int) -> None:
         assert number != 2
 
-    with pytest.raises(AssertionError) as caught:
-        body()
-    assert notes(caught.value) == ["row: number=2"]
-
-
-def test_control_rows_after_a_failing_one_are_run_too() -> None:
     @for_each_row("number", [1, 2, 3])
-    def body(number: int) -> None:
+    def two_fail(number: int) -> None:
         assert number == 2
 
-    with pytest.raises(ExceptionGroup, match="2 of 3 rows failed") as caught:
-        body()
-    assert [notes(one) for one in caught.value.exceptions] == [["row: number=1"], ["row: number=3"]]
+    with pytest.raises(AssertionError) as caught:
+        one_fails()
+    assert notes(caught.value) == ["row: number=2"]
+    with pytest.raises(ExceptionGroup, match="2 of 3 rows failed") as both:
+        two_fail()
+    assert [notes(one) for one in both.value.exceptions] == [["row: number=1"], ["row: number=3"]]
 
 
 @for_each_row("left", [1, 2])

@@ -32,13 +32,8 @@ def environment() -> dict[str, str]:
 
 
 def cold(*args: str, cwd: Path, env: dict[str, str]) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", *args], cwd=cwd, env=env, text=True, check=False, stdin=subprocess.DEVNULL, **CAPTURED
-    )
+    done = subprocess.run([sys.executable, "-m", *args], cwd=cwd, env=env, text=True, check=False, **STREAMS)
     return done.returncode, done.stdout, done.stderr
-
-
-CAPTURED: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 @pytest.mark.parametrize("words", [("--version",), ("job", "list"), ("nonsense",), ("config", "show", "--json")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,70 +11,43 @@ import pytest
 
 import reefknot as rk
 from reefknot.errors import ParameterError, ParameterTypeError
+from tests.unit.retrying.flaky import AsyncFlaky
+
+URLS = "sqlite:PATH, nats://HOST:PORT or memory:"
+WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (rk.open_store, {"retention": -1}, "retention=-1 is not accepted: a number of seconds above 0, at most"),
+    (rk.open_store, {"retention": math.nan}, "retention=nan is not accepted"),
+    (rk.open_store, {"retention": math.inf}, "retention=inf is not accepted"),
+    (rk.open_store, {"retention": "7 days"}, "retention='7 days' is not accepted"),
+    (rk.open_store, {"most_keys": "a"}, "most_keys='a' is not accepted: a whole number, 1 or more"),
+    (rk.open_store, {"most_keys": 0}, "most_keys=0 is not accepted: a whole number, 1 or more"),
+    (rk.open_store, {"largest_result": -1}, "largest_result=-1 is not accepted: a whole number, 1 or more"),
+    (rk.open_store, {"largest_result": True}, "largest_result=True is not accepted"),
+    (rk.open_store, {"url": None}, f"url=None is not accepted: {URLS}"),
+    (rk.open_store, {"url": Path("state.db")}, f"url=PosixPath('state.db') is not accepted: {URLS}"),
+    (rk.connect, {"size": 0}, "size=0 is not accepted: a whole number, 1 or more"),
+    (rk.connect, {"size": 1.5}, "size=1.5 is not accepted"),
+    (rk.connect, {"url": 5}, "url=5 is not accepted"),
+    (rk.connect, {"create": 1}, "create=1 is not accepted: True or False"),
+    (rk.connect, {"create": False}, "create=False is not accepted: True for a store in memory"),
+    (rk.connect, {"config": 5}, "config=5 is not accepted: the path of a configuration file"),
+    (rk.connect, {"url": Path("state.db")}, "url=PosixPath('state.db') is not accepted"),
+    (rk.RetryManager, {"lease": -1}, "lease=-1 is not accepted: a number of seconds above 0"),
+    (rk.RetryManager, {"lease": 0}, "lease=0 is not accepted: a number of seconds above 0"),
+    (rk.RetryManager, {"lease": math.inf}, "lease=inf is not accepted"),
+    (rk.RetryManager, {"wait_for_result": math.nan}, "wait_for_result=nan is not accepted: a number of seconds, 0 or"),
+    (rk.RetryManager, {"on_audit_failure": "x"}, "on_audit_failure='x' is not accepted: one of fail_open, fail_closed"),
+]
 
 
-async def nothing() -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("wrong", "accepted"),
-    [
-        ({"retention": -1}, "retention=-1 is not accepted: a number of seconds above 0, at most"),
-        ({"retention": math.nan}, "retention=nan is not accepted"),
-        ({"retention": math.inf}, "retention=inf is not accepted"),
-        ({"retention": "7 days"}, "retention='7 days' is not accepted"),
-        ({"most_keys": "a"}, "most_keys='a' is not accepted: a whole number, 1 or more"),
-        ({"most_keys": 0}, "most_keys=0 is not accepted: a whole number, 1 or more"),
-        ({"largest_result": -1}, "largest_result=-1 is not accepted: a whole number, 1 or more"),
-        ({"largest_result": True}, "largest_result=True is not accepted"),
-        ({"url": None}, "url=None is not accepted: sqlite:PATH, nats://HOST:PORT or memory:"),
-        (
-            {"url": Path("state.db")},
-            "url=PosixPath('state.db') is not accepted: sqlite:PATH, nats://HOST:PORT or memory:",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "wrong", "accepted"), WRONG)
 @pytest.mark.real_time
-async def test_a_store_is_not_opened_with_what_means_nothing(wrong: dict[str, Any], accepted: str) -> None:
+async def test_neither_a_store_nor_a_client_nor_a_manager_is_made_of_what_means_nothing(
+    make: Callable[..., Any], wrong: dict[str, Any], accepted: str
+) -> None:
     with pytest.raises(ParameterError) as caught:
-        async with rk.open_store(**{"url": "memory:", **wrong}):
+        async with make(**wrong if make is rk.RetryManager else {"url": "memory:", **wrong}):
             raise AssertionError("it is open")
-    assert accepted in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "accepted"),
-    [
-        ({"size": 0}, "size=0 is not accepted: a whole number, 1 or more"),
-        ({"size": 1.5}, "size=1.5 is not accepted"),
-        ({"url": 5}, "url=5 is not accepted"),
-        ({"create": 1}, "create=1 is not accepted: True or False"),
-        ({"create": False}, "create=False is not accepted: True for a store in memory"),
-        ({"config": 5}, "config=5 is not accepted: the path of a configuration file"),
-        ({"url": Path("state.db")}, "url=PosixPath('state.db') is not accepted"),
-    ],
-)
-@pytest.mark.real_time
-async def test_nobody_connects_with_what_means_nothing(wrong: dict[str, Any], accepted: str) -> None:
-    with pytest.raises(ParameterError) as caught:
-        async with rk.connect(**{"url": "memory:", **wrong}):
-            raise AssertionError("it is open")
-    assert accepted in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "accepted"),
-    [
-        ({"lease": -1}, "lease=-1 is not accepted: a number of seconds above 0"),
-        ({"lease": 0}, "lease=0 is not accepted: a number of seconds above 0"),
-        ({"lease": math.inf}, "lease=inf is not accepted"),
-        ({"wait_for_result": math.nan}, "wait_for_result=nan is not accepted: a number of seconds, 0 or more"),
-        ({"on_audit_failure": "x"}, "on_audit_failure='x' is not accepted: one of fail_open, fail_closed"),
-    ],
-)
-def test_a_manager_is_not_made_of_what_means_nothing(wrong: dict[str, Any], accepted: str) -> None:
-    with pytest.raises(ParameterError) as caught:
-        rk.RetryManager(**wrong)
     assert accepted in str(caught.value)
 
 
@@ -87,12 +61,7 @@ def test_a_manager_is_not_made_of_what_means_nothing(wrong: dict[str, Any], acce
 )
 @pytest.mark.real_time
 async def test_an_operation_is_refused_before_it_is_called(wrong: dict[str, Any], accepted: str) -> None:
-    called = []
-
-    async def work() -> None:
-        called.append(1)
-
+    work = AsyncFlaky()
     with pytest.raises(ParameterTypeError) as caught:
         await rk.RetryManager().execute_with_retry(**{"category": "KV_PUT", "operation": "put", "coro": work, **wrong})
-    assert accepted in str(caught.value)
-    assert called == []
+    assert (accepted in str(caught.value), work.calls) == (True, 0)

@@ -35,53 +35,29 @@ def mistakes(folder: Path, blocks: Any) -> list[str]:
     return [str(problem).replace(f"{folder}/", "") for problem in wrong.value.problems]
 
 
-@pytest.mark.parametrize("nothing", [{}, {"http": None}, {"fs": None, "sql": None}])
+@pytest.mark.parametrize("nothing", [None, {}, {"http": None}, {"fs": None, "sql": None}])
 def test_without_a_word_files_and_databases_are_closed(nothing: Any, tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, nothing)
-
-    assert settings == BlockSettings()
+    settings = block_settings(load_settings(environ={}, cwd=tmp_path))
+    assert settings == (settings if nothing is None else settings_of(tmp_path, nothing)) == BlockSettings()
     assert (settings.fs.roots, settings.sql.connections, settings.http.allow) == ((), {}, ())
 
 
-def test_without_a_file_there_are_settings_too(tmp_path: Path) -> None:
-    assert block_settings(load_settings(environ={}, cwd=tmp_path)) == BlockSettings()
-
-
-def test_functions_of_a_connection_reach_the_block(tmp_path: Path) -> None:
-    entry = {"url": "postgresql://db/x", "functions": ["shop.total"]}
-    settings = settings_of(tmp_path, {"sql": {"connections": {"main": entry}}})
-
-    assert settings.sql.connections["main"].functions == ("shop.total",)
-
-
 def test_relative_paths_are_beneath_the_configuration(tmp_path: Path) -> None:
-    given = {
-        "fs": {"roots": ["data", "/srv"]},
-        "sql": {"connections": {"main": "sqlite:a.db"}},
-        "http": {"ca_file": "c"},
-    }
-    settings = settings_of(tmp_path, given)
-
+    sql = {"connections": {"main": "sqlite:a.db"}, "allow": ["sqlite:a.db"]}
+    settings = settings_of(tmp_path, {"fs": {"roots": ["data", "/srv"]}, "sql": sql, "http": {"ca_file": "c"}})
     assert settings.fs.roots == (tmp_path / "data", Path("/srv"))
     assert settings.sql.connections["main"].sqlite_path == str(tmp_path / "a.db")
+    assert settings.sql.allow == {"sqlite:a.db": SqlConnection(f"sqlite:{tmp_path / 'a.db'}", Access.READ)}
     assert settings.http.ca_file == str(tmp_path / "c")
 
 
 def test_a_connection_is_for_reading_unless_it_says_write(tmp_path: Path) -> None:
     url = "postgresql://a/b"
-    given = {"a": {"url": url}, "b": {"url": url, "access": "write", "role": "app"}, "c": url}
-
-    assert settings_of(tmp_path, {"sql": {"connections": given}}).sql.connections == {
-        "a": SqlConnection(url, Access.READ),
-        "b": SqlConnection(url, Access.WRITE, "app"),
-        "c": SqlConnection(url, Access.READ),
-    }
-
-
-def test_a_listed_url_is_known_as_it_was_written(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, {"sql": {"allow": ["sqlite:a.db"]}})
-
-    assert settings.sql.allow == {"sqlite:a.db": SqlConnection(f"sqlite:{tmp_path / 'a.db'}", Access.READ)}
+    entries = [{"url": url}, {"url": url, "access": "write", "role": "app"}, url, {"url": url, "functions": ["a.b"]}]
+    found = settings_of(tmp_path, {"sql": {"connections": dict(zip("abcd", entries, strict=True))}}).sql.connections
+    reads = SqlConnection(url, Access.READ)
+    kept = [reads, SqlConnection(url, Access.WRITE, "app"), reads, SqlConnection(url, Access.READ, functions=("a.b",))]
+    assert list(found.values()) == kept
 
 
 SQL_URL = "accepted: sqlite:PATH or postgresql://…"
@@ -129,23 +105,16 @@ def test_a_mistake_is_named_with_its_position_and_path(section: str, said: Any, 
     assert problem in mistake
 
 
-def test_blocks_that_are_no_mapping_are_refused(tmp_path: Path) -> None:
-    assert mistakes(tmp_path, []) == [
-        "reefknot.json:1:2: blocks: a list is not accepted; accepted: a mapping of fs, http, sql, or no such key at all"
-    ]
-
-
-def test_all_mistakes_of_the_schema_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_the_schema_or_of_addresses_are_reported_at_once(tmp_path: Path) -> None:
     wrong = {"http": {"allow": [1, 2]}, "fs": {"roots": 1}, "sql": {"connections": {"a": "x", "b": {}}}, "x": 1}
-
     assert [line.split(": ")[1] for line in mistakes(tmp_path, wrong)] == [
         *("blocks.http.allow[0]", "blocks.http.allow[1]", "blocks.fs.roots"),
         *("blocks.sql.connections.a", "blocks.sql.connections.b.url", "blocks.x"),
     ]
-
-
-def test_every_address_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert len(mistakes(tmp_path, {"http": {"allow": ["127.1", "localhost", "10.0.0.0/99"]}})) == 2
+    assert mistakes(tmp_path, []) == [
+        "reefknot.json:1:2: blocks: a list is not accepted; accepted: a mapping of fs, http, sql, or no such key at all"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -155,15 +124,13 @@ def test_a_password_in_a_bad_url_is_not_shown(sql: Any, tmp_path: Path) -> None:
     assert "hunter2" not in "".join(mistakes(tmp_path, {"sql": sql}))
 
 
-@pytest.mark.parametrize("path", KEYS)
-def test_a_key_that_is_no_key_names_those_that_are(path: str, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"unheard_of": 1}
-    for part in reversed(path.split(".")[1:]):
-        given = {part: given}
-
-    assert f"{path}.unheard_of: unknown key; accepted: {', '.join(sorted(KEYS[path]))}" in "".join(
-        mistakes(tmp_path, given)
-    )
+def test_a_key_that_is_no_key_names_those_that_are(tmp_path: Path) -> None:
+    for path, keys in KEYS.items():
+        given: dict[str, Any] = {"unheard_of": 1}
+        for part in reversed(path.split(".")[1:]):
+            given = {part: given}
+        said = f"{path}.unheard_of: unknown key; accepted: {', '.join(sorted(keys))}"
+        assert said in "".join(mistakes(tmp_path, given))
 
 
 @pytest.mark.parametrize("path", ["a/link.py", "linked/steps.py", "a/../data/steps.py", "data", "data/", "a/.."])

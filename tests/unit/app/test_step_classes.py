@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from reefknot.app.system import System
+from reefknot.queue.connect import client_of
 from reefknot.queue.model.messages import ExecAssignment, Job, ResultStatus
 from reefknot.queue.worker.settings import OTHER_POOL, default_settings
 from reefknot.steps.python import BlockRegistry, block
@@ -18,14 +19,12 @@ from tests.workshop import Shop, with_shop
 MOST = {"cpu": 2}
 
 
-def own_step(name: str = "mail.send", resource_class: str = "emails", *, running: list[str] | None = None) -> Any:
+def own_step() -> Any:
     """A step with a class of its own, which takes a second."""
     registry = BlockRegistry()
 
-    @block(name, resource_class=resource_class, into=registry)
+    @block("mail.send", resource_class="emails", into=registry)
     async def send(inputs: dict[str, Any], context: Any) -> dict[str, Any]:
-        if running is not None:
-            running.append(context.assignment_id)
         await asyncio.sleep(1)
         return {"sent": True}
 
@@ -54,23 +53,19 @@ def with_system(story: Callable[[Shop, System], Awaitable[None]], **settings: An
     with_shop(whole)
 
 
-def test_a_worker_that_loads_a_step_has_its_class_with_four_slots() -> None:
+@pytest.mark.parametrize(("concurrency", "slots"), [(MOST, OTHER_POOL), ({"cpu": 2, "emails": 9}, 9)])
+def test_a_worker_that_loads_a_step_has_its_class_with_four_slots_or_those_of_the_configuration(
+    concurrency: dict[str, int], slots: int
+) -> None:
     async def story(shop: Shop, system: System) -> None:
         (worker,) = system.workers
-        assert {name: pool.slots for name, pool in worker.pools.items()} == {"cpu": 2, "emails": OTHER_POOL}
+        assert {name: pool.slots for name, pool in worker.pools.items()} == {"cpu": 2, "emails": slots}
         assert system.snapshot()["step_classes"] == {"mail.send": "emails"}
 
-    with_system(story, concurrency=MOST)
+    with_system(story, concurrency=concurrency)
 
 
-def test_a_class_that_the_configuration_names_has_its_slots() -> None:
-    async def story(shop: Shop, system: System) -> None:
-        assert system.workers[0].pools["emails"].slots == 9
-
-    with_system(story, concurrency={"cpu": 1, "emails": 9})
-
-
-def test_a_submission_goes_to_the_class_of_its_step_though_the_client_does_not_know_it() -> None:
+def test_a_submission_goes_to_the_class_of_its_step_unless_it_names_one() -> None:
     async def story(shop: Shop, system: System) -> None:
         handles = [await system.client.submit("mail.send", assignment_id=f"m-{n}") for n in range(8)]
         item = await shop.store.work.get("m-0")
@@ -82,23 +77,21 @@ def test_a_submission_goes_to_the_class_of_its_step_though_the_client_does_not_k
         assert 1.9 < shop.clock.now() - began < 3.0, "four at once, and cpu has two"
         assert {await ran_in(shop, f"m-{n}") for n in range(8)} == {"emails@worker-1"}
 
-    with_system(story, concurrency=MOST)
-
-
-def test_what_names_a_class_keeps_it() -> None:
-    async def story(shop: Shop, system: System) -> None:
-        handle = await system.client.submit("mail.send", assignment_id="m", resource_class="cpu")
-        assert (await handle.result()).status is ResultStatus.SUCCESS
-        assert await ran_in(shop, "m") == "cpu@worker-1"
+        named = await system.client.submit("mail.send", assignment_id="named", resource_class="cpu")
+        assert (await named.result()).status is ResultStatus.SUCCESS
+        assert await ran_in(shop, "named") == "cpu@worker-1"
 
     with_system(story, concurrency=MOST)
 
 
-async def test_what_was_submitted_before_any_worker_ran_goes_there_too(shop: Shop) -> None:
-    from reefknot.queue.connect import client_of
-
+async def test_what_was_submitted_before_any_worker_ran_goes_there_too_and_warns_of_nothing(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "reefknot")
     client = client_of(shop.store, shop.clock, 100)
     handle = await client.submit("mail.send", assignment_id="early")
+    await client.submit("mail.send", resource_class="emials")
+    assert caplog.messages == []
     system = System(shop.store, shop.clock, settings=default_settings(concurrency=MOST), blocks=own_step(), seed=1)
     await system.start()
     assert (await handle.result()).status is ResultStatus.SUCCESS
@@ -129,11 +122,3 @@ def test_a_class_that_no_worker_has_is_warned_of_once_with_the_nearest_name(capl
         with_system(story, concurrency=MOST)
     (line,) = [one for one in caplog.messages if "no running worker has the class" in one]
     assert "m-0: no running worker has the class 'email'; did you mean 'emails'?; there are: cpu, emails" in line
-
-
-async def test_while_no_worker_runs_nothing_is_warned_of(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "reefknot")
-    from reefknot.queue.connect import client_of
-
-    await client_of(shop.store, shop.clock, 100).submit("mail.send", resource_class="emials")
-    assert caplog.messages == []

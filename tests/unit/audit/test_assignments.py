@@ -29,34 +29,23 @@ def item(**fields: object) -> WorkItem:
     return WorkItem("a", "t", correlation_id="a", created_at=int(AT * 1000), **fields)  # type: ignore[arg-type]
 
 
-def test_a_brief_event_has_no_nulls_and_reads_back_with_its_code() -> None:
+def test_a_brief_event_has_no_nulls_and_an_end_without_a_result_says_that_nothing_ran() -> None:
     event = submitted_event(item(), AT)
-    written = json.loads(encode(event))
-
-    assert set(written) == {"actor", "event_type", "host", "process", "timestamp", "work_id"}
+    assert set(json.loads(encode(event))) == {"actor", "event_type", "host", "process", "timestamp", "work_id"}
     assert decode(encode(event)) == event
     assert event.event_code == "RK-305"
     assert (event.actor, event.process) == (own_identity().user, own_identity().process)
 
+    end = ended_event(item(), AT + 2.5, cancelled="enough")
+    assert (end.status, end.attempts, end.duration_ms, end.result_hash) == ("cancelled", 0, 2500, "")
+    assert end.operation == "t"
+
 
 def test_a_correlation_of_its_own_is_kept() -> None:
-    other = WorkItem("acme|a", "t", tenant_id="acme", correlation_id="c")
-
     assert briefly_about(item(), AT)["correlation_id"] is None
-    assert briefly_about(other, AT) | {"timestamp": ""} == {
-        "timestamp": "",
-        "tenant_id": "acme",
-        "correlation_id": "c",
-        "trace_id": None,
-        "work_id": "a",
-    }
-
-
-def test_an_end_without_a_result_says_how_long_it_took_and_that_nothing_ran() -> None:
-    event = ended_event(item(), AT + 2.5, cancelled="enough")
-
-    assert (event.status, event.attempts, event.duration_ms, event.result_hash) == ("cancelled", 0, 2500, "")
-    assert event.operation == "t"
+    other = briefly_about(WorkItem("acme|a", "t", tenant_id="acme", correlation_id="c"), AT)
+    ids = {"tenant_id": "acme", "correlation_id": "c", "trace_id": None, "work_id": "a"}
+    assert other | {"timestamp": ""} == {"timestamp": "", **ids}
 
 
 def test_rules_are_missing_until_they_are_written_and_again_after_an_hour() -> None:

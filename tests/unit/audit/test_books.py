@@ -18,8 +18,8 @@ from reefknot.core.redaction import Redactor
 from reefknot.policy.model.book import content_hash
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
+from tests.unit.retrying.flaky import AsyncAlways
 
 BOOK = rk.PolicyBook.loads(
     """
@@ -37,16 +37,13 @@ async def books_in(log: AuditLog) -> list[BookStored]:
 
 
 async def test_a_manager_stores_its_book_before_the_first_decision_that_refers_to_it() -> None:
-    async def fails() -> None:
-        raise ConnectionError("no")
-
     store = MemoryStore(VirtualClock())
     book = rk.PolicyBook.loads("operations: {KV_PUT: {max_attempts: 2, base_delay: 0.01}}")
     for _ in range(2):  # another process finds it there
         manager = rk.RetryManager(book=book, idempotency=store.idempotency, audit=store.audit)
         for _ in range(2):
             with pytest.raises(rk.RetryError):
-                await manager.execute_with_retry("KV_PUT", "put", fails)
+                await manager.execute_with_retry("KV_PUT", "put", AsyncAlways())
     types = [kept.entry.event_type for kept in await store.audit.read()]
     assert types == ["book_stored", *["retry_attempt", "retry_exhausted"] * 4]
     (stored,) = await books_in(store.audit)
@@ -89,29 +86,27 @@ async def test_a_book_that_retention_removed_is_written_again() -> None:
     assert len(await books_in(store.audit)) == 1
 
 
-def test_in_a_log_that_cannot_be_read_the_book_is_written_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        sink = LogSink()
-        recorder = BookRecorder(sink, Journal(sink))
-        assert await recorder.put(BOOK.snapshot)
-        await timing.asleep(2 * LOOK_AGAIN_S)
-        assert not await recorder.put(BOOK.snapshot)
-
-    with caplog.at_level(logging.INFO, "reefknot.audit"):
-        run_virtual(main())
+async def test_in_a_log_that_cannot_be_read_the_book_is_written_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "reefknot.audit")
+    sink = LogSink()
+    recorder = BookRecorder(sink, Journal(sink))
+    assert await recorder.put(BOOK.snapshot)
+    await timing.asleep(2 * LOOK_AGAIN_S)
+    assert not await recorder.put(BOOK.snapshot)
     assert caplog.text.count("book_stored") == 1
 
 
-async def test_a_log_that_cannot_be_read_is_logged_and_searched_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_log_that_cannot_be_read_for_a_while_is_logged_and_searched_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = MemoryStore(VirtualClock())
     recorder = BookRecorder(store.audit, Journal(store.audit))
-    real = store.audit.read
 
     async def down(*query: object) -> list[object]:
         raise OSError("no disk")
 
-    store.audit.read = down  # type: ignore[assignment,method-assign]
-    assert not await recorder.put(BOOK.snapshot)
-    store.audit.read = real  # type: ignore[method-assign]
+    with monkeypatch.context() as patched:
+        patched.setattr(store.audit, "read", down)
+        assert not await recorder.put(BOOK.snapshot)
     assert await recorder.put(BOOK.snapshot)
     assert "cannot search the audit log for the policy book (no disk)" in caplog.text

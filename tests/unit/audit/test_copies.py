@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from reefknot.audit.journal import Journal
 from reefknot.audit.jsonlines import JsonLinesLog, open_audit_log
 from reefknot.audit.model.chain import KeptHead
 from reefknot.audit.model.event import decode
-from reefknot.audit.port import AuditEntry
 from reefknot.audit.retention import Retention, RetentionNote
 from reefknot.errors import (
     AuditUnavailableError,
@@ -40,6 +40,7 @@ from reefknot.stores.opening import options_of
 from reefknot.stores.port import Store
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
+from tests.unit.retrying.flaky import AsyncFlaky
 
 Work = Callable[[Store], Awaitable[None]]
 
@@ -79,55 +80,48 @@ async def settled(store: Store) -> None:
 FILE = "audit: {jsonl: {path: logs/audit.jsonl, max_file_bytes: 4096, fsync: never}}\n"
 
 
-def test_every_event_is_copied_to_the_file_once_over_restarts(tmp_path: Path) -> None:
-    async def tells(store: Store) -> None:
-        await store.audit.append([event("a"), event("b")])
-        await asyncio.sleep(10)
-        await store.audit.append([event("c")])  # right before the end
+async def tells(store: Store) -> None:
+    await store.audit.append([event("a"), event("b")])
+    await asyncio.sleep(10)
+    await store.audit.append([event("c")])  # right before the end
 
+
+def test_every_event_is_copied_to_the_file_once_over_restarts_and_from_the_start_of_a_store_made_again(
+    tmp_path: Path,
+) -> None:
     for _ in range(2):
         kept(tmp_path, FILE, tells)
-
     assert copied(tmp_path / "logs" / "audit.jsonl") == ["a", "b", "c"] * 2
+    for file in tmp_path.glob("state.db*"):
+        file.unlink()
+    kept(tmp_path, FILE, tells)
+    assert copied(tmp_path / "logs" / "audit.jsonl") == ["a", "b", "c"] * 3
 
 
 def test_the_file_is_rotated_as_it_says(tmp_path: Path) -> None:
-    async def tells(store: Store) -> None:
+    async def long(store: Store) -> None:
         for number in range(40):
             await store.audit.append([event(f"{number:0200}")])
             await asyncio.sleep(10)
 
-    kept(tmp_path, FILE.replace("fsync: never", "fsync: rotate, max_files: 3"), tells)
+    kept(tmp_path, FILE.replace("fsync: never", "fsync: rotate, max_files: 3"), long)
     assert len(list((tmp_path / "logs").glob("audit.jsonl.0*"))) == 2
 
 
-def test_a_store_that_was_made_anew_is_copied_from_its_start(tmp_path: Path) -> None:
-    async def tells(store: Store) -> None:
-        await store.audit.append([event("a")])
-
-    kept(tmp_path, FILE, tells)
-    for file in tmp_path.glob("state.db*"):
-        file.unlink()
-    kept(tmp_path, FILE, tells)
-    assert copied(tmp_path / "logs" / "audit.jsonl") == ["a", "a"]
-
-
 def test_the_log_gets_what_happens_from_now_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def tells(store: Store) -> None:
-        await store.audit.append([event("ahoy")])
-
-    with caplog.at_level(logging.INFO, "reefknot.audit"):
-        kept(tmp_path, "audit: {log: true}\n", tells)
-        kept(tmp_path, "audit: {log: true}\n", settled)
-    assert [record.message for record in caplog.records if record.name == "reefknot.audit"] == ['{"event_type":"ahoy"}']
+    caplog.set_level(logging.INFO, "reefknot.audit")
+    for work in (tells, settled):
+        kept(tmp_path, "audit: {log: true}\n", work)
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "reefknot.audit"]
+    assert lines == [{"event_type": name} for name in "abc"]
 
 
 class FlakySink:
     """A sink that fails while it is `down`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, down: bool) -> None:
         self.got: list[str] = []
-        self.down = True
+        self.down = down
 
     async def append(self, entries: Any) -> Any:
         if self.down:
@@ -138,8 +132,7 @@ class FlakySink:
 async def test_a_sink_that_is_down_holds_nothing_back_and_gets_every_event_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store, sink = MemoryStore(VirtualClock()), FlakySink()
-    ending = asyncio.Event()
+    store, sink, ending = MemoryStore(VirtualClock()), FlakySink(down=True), asyncio.Event()
     task = asyncio.create_task(Copier(store.audit, sink).run(ending))
     for number in range(5):
         await store.audit.append([event(str(number))])
@@ -151,15 +144,13 @@ async def test_a_sink_that_is_down_holds_nothing_back_and_gets_every_event_later
     ending.set()
     await task
     assert sink.got[-1] == "5"
-    lines = [record for record in caplog.records if "events cannot be copied (OSError: no disk)" in record.message]
-    assert 1 <= len(lines) <= 5
+    assert 1 <= caplog.text.count("events cannot be copied (OSError: no disk)") <= 5
 
 
 async def test_events_that_retention_removed_before_they_were_copied_are_counted_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store, sink = MemoryStore(VirtualClock()), FlakySink()
-    sink.down = False
+    store, sink = MemoryStore(VirtualClock()), FlakySink(down=False)
     copier = Copier(store.audit, sink)
     await store.audit.append([event("a", at=1)])
     assert await copier.step() == 1
@@ -171,53 +162,32 @@ async def test_events_that_retention_removed_before_they_were_copied_are_counted
 
 
 def test_another_process_that_writes_the_file_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = said(tmp_path, FILE)
+    async def held(store: Store) -> None:
+        await store.audit.append([event("a")])
+        await asyncio.sleep(60)
+        await other.close()
+        await asyncio.sleep(60)
 
-    async def main() -> None:
-        other = await JsonLinesLog.open(tmp_path / "logs" / "audit.jsonl", VirtualClock(), inline=True)
-        async with rk.open_store(f"sqlite:{tmp_path / 'state.db'}") as store, kept_events(store, settings):
-            await store.audit.append([event("a")])
-            await asyncio.sleep(60)
-            await other.close()
-            await asyncio.sleep(60)
-
-    run_virtual(main())
+    other = asyncio.run(JsonLinesLog.open(tmp_path / "logs" / "audit.jsonl", VirtualClock(), inline=True))
+    kept(tmp_path, FILE, held)
     assert "another process writes it" in caplog.text
     assert copied(tmp_path / "logs" / "audit.jsonl") == ["a"]
-
-
-def test_with_fail_closed_a_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
-    (tmp_path / "logs").write_text("a file, no folder")
-    with pytest.raises(StoreUnavailableError, match="jsonlines:"):
-        kept(tmp_path, FILE.replace("jsonl:", "on_failure: fail_closed, jsonl:"), settled)
-    kept(tmp_path, FILE, settled)  # fail_open: logged, and tried again
 
 
 # ---- what a failing log means ----------------------------------------------------------------------------------------
 
 
-class Dead:
-    async def append(self, entries: list[AuditEntry]) -> Any:
-        raise OSError("no disk")
-
-
-@pytest.mark.parametrize("closed", [False, True])
-def test_what_a_failing_log_means_is_as_configured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool
-) -> None:
+@pytest.mark.parametrize("how", ["fail_open", "fail_closed"])
+def test_what_a_failing_log_means_is_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     async def work(store: Store) -> None:
         journal = Journal(store.audit)  # as workers and routers make theirs
-        monkeypatch.setattr(type(store.audit), "append", Dead.append)
         events = [decode(b'{"event_type":"breaker","timestamp":"","name":"b","state":"open"}')] * 7
-        if closed:
-            with pytest.raises(AuditUnavailableError):
+        with monkeypatch.context() as patched:
+            patched.setattr(store.audit, "append", FlakySink(down=True).append)
+            with pytest.raises(AuditUnavailableError) if how == "fail_closed" else nullcontext():
                 await journal.write(*events)
-        else:
-            await journal.write(*events)
         assert (journal.buffered, journal.lost) == (3, 4)
-        monkeypatch.undo()
 
-    how = "fail_closed" if closed else "fail_open"
     kept(tmp_path, f"audit: {{on_failure: {how}, max_buffered: 3}}\n", work)
 
 
@@ -261,43 +231,30 @@ def test_a_manager_is_opened_as_a_configuration_says(tmp_path: Path, monkeypatch
         f"{FILE}"
     )
 
-    async def fails() -> None:
-        raise ConnectionError("no hunter2hunter2 for you")
-
-    async def works() -> int:
-        return 7
-
     async def main() -> None:
         async with open_manager(environ={"PLANTED": "hunter2hunter2"}) as manager:
+            fails = AsyncFlaky(*[ConnectionError("no hunter2hunter2 for you")] * 2)
             with pytest.raises(rk.RetryError):
                 await manager.execute_with_retry("KV_PUT", "put", fails)
-            assert await manager.execute_with_retry("KV_PUT", "put", works, idempotency_key="a") == 7
+            assert await manager.execute_with_retry("KV_PUT", "put", AsyncFlaky(), idempotency_key="a") == "ok"
             with pytest.raises(KeyQuotaError):
-                await manager.execute_with_retry("KV_PUT", "put", works, idempotency_key="b")
+                await manager.execute_with_retry("KV_PUT", "put", AsyncFlaky(), idempotency_key="b")
 
     run_virtual(main())
-    assert copied(tmp_path / "logs" / "audit.jsonl") == [
-        "book_stored",
-        "retry_attempt",
-        "retry_exhausted",
-        "idempotency",
-    ]
+    kinds = ["book_stored", "retry_attempt", "retry_exhausted", "idempotency"]
+    assert copied(tmp_path / "logs" / "audit.jsonl") == kinds
     assert (tmp_path / ".reefknot" / "state.db").exists()
     assert b"hunter2" not in b"".join(file.read_bytes() for file in (tmp_path / "logs").iterdir())
 
 
-def test_a_secret_that_cannot_be_read_is_a_mistake_of_the_configuration(
+async def test_a_secret_that_cannot_be_read_is_a_mistake_of_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reefknot.yaml").write_text("secrets: {key: env:NOWHERE}\n")
-
-    async def main() -> None:
+    with pytest.raises(ConfigurationError, match=r"reefknot.yaml:1:11: secrets.key: env:NOWHERE"):
         async with open_manager(environ={}, engine="memory:"):
             pass
-
-    with pytest.raises(ConfigurationError, match=r"reefknot.yaml:1:11: secrets.key: env:NOWHERE"):
-        run_virtual(main())
 
 
 async def test_what_is_written_while_a_closing_copier_reads_is_copied_as_well() -> None:
@@ -361,15 +318,14 @@ async def test_a_full_file_of_heads_loses_its_older_half_and_a_cut_line_costs_no
     assert [one["sequence"] for one in heads_in(path)][-2:] == [24, 25]
 
 
-def test_heads_that_cannot_be_written_are_logged_and_hold_nothing_back(
+def test_heads_or_a_file_that_cannot_be_written_are_logged_and_hold_nothing_back_unless_it_fails_closed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").write_text("not a folder")
-
-    async def work(store: Store) -> None:
-        await store.audit.append([event("a")])
-
-    kept(tmp_path, "audit: {heads: {path: file/heads.jsonl, every_seconds: 30}}", work)
+    (tmp_path / "logs").write_text("a file, no folder")
+    with pytest.raises(StoreUnavailableError, match="jsonlines:"):
+        kept(tmp_path, FILE.replace("jsonl:", "on_failure: fail_closed, jsonl:"), settled)
+    kept(tmp_path, FILE, settled)  # fail_open: logged, and tried again
+    kept(tmp_path, "audit: {heads: {path: logs/heads.jsonl, every_seconds: 30}}", tells)
     assert "the head of the audit log cannot be written to" in caplog.text
 
 

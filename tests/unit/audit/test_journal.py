@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import logging
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -38,10 +37,10 @@ from reefknot.testing import run_virtual
 class Log:
     """A log that fails, hangs or is slow on demand."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, down: bool = False, fails: int = 0) -> None:
         self.kept: list[AuditEntry] = []
-        self.down = False
-        self.fails = 0
+        self.down = down
+        self.fails = fails
         self.hangs = False
         self.tries = 0
         self.seconds = 0.0
@@ -78,47 +77,34 @@ async def test_an_entry_has_the_ids_that_its_event_is_found_by() -> None:
     given = IdempotencyEvent(**envelope(wall=clock.wall(), **ids), idempotency_key="k", action="hit")
     assert (given.timestamp, given.tenant_id) == ("2023-11-14T22:13:20.000Z", "n")
     await Journal(log).write(given)
-    (entry,) = log.kept
-    assert (entry.event_type, entry.correlation_id, entry.trace_id, entry.work_id) == ("idempotency", "c", "t", "w")
-    assert decode(entry.body) == given
-    assert entry.at == 1_700_000_000_000
-
-
-def test_ids_of_events_are_never_the_same() -> None:
-    assert len({event("k").event_id for _ in range(1000)}) == 1000
+    entry = AuditEntry(log.kept[0].body, "idempotency", 1_700_000_000_000, "c", "t", "w")
+    assert (log.kept, decode(entry.body)) == ([entry], given)
+    assert len({event("k").event_id for _ in range(1000)}) == 1000, "the ids of events are never the same"
 
 
 async def test_a_log_that_fails_for_a_moment_costs_nothing() -> None:
-    log = Log()
-    log.fails = 2
+    log = Log(fails=2)
     journal = Journal(log)
     await journal.write(event("a"))
-    assert log.said == ["a"]
-    assert (log.tries, journal.buffered, journal.lost) == (3, 0, 0)
+    assert (log.said, log.tries, journal.buffered, journal.lost) == (["a"], 3, 0, 0)
 
 
-def test_while_the_log_is_down_events_wait_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        log = Log()
-        journal = Journal(log)
-        log.down = True
-        await journal.write(event("a"))
-        await journal.write(event("b"))
-        assert (journal.buffered, journal.lost) == (2, 0)
-        log.down = False
-        await asyncio.sleep(2)
-        await journal.write(event("c"))
-        assert log.said == ["a", "b", "c"]
-        assert journal.buffered == 0
-
-    with caplog.at_level(logging.ERROR):
-        run_virtual(main())
+async def test_while_the_log_is_down_events_wait_and_work_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(down=True)
+    journal = Journal(log)
+    await journal.write(event("a"))
+    await journal.write(event("b"))
+    assert (journal.buffered, journal.lost) == (2, 0)
+    log.down = False
+    await asyncio.sleep(2)
+    await Journal(log).write(event("c"))  # all journals of a log share their backlog
+    assert (log.said, journal.buffered) == (["a", "b", "c"], 0)
     assert "the audit log cannot be written (OSError: no space" in caplog.text
     assert "1 events are buffered, 0 are lost" in caplog.text
     assert "hunter2" not in caplog.text
 
 
-async def test_an_outage_of_the_log_does_not_slow_every_write() -> None:
+async def test_an_outage_of_the_log_does_not_slow_every_write(caplog: pytest.LogCaptureFixture) -> None:
     """A log that hangs is waited for once, not for each of a hundred events; and log lines are bounded."""
     log = Log()
     log.hangs = True
@@ -126,46 +112,26 @@ async def test_an_outage_of_the_log_does_not_slow_every_write() -> None:
     for number in range(100):
         await journal.write(event(str(number)))
     assert asyncio.get_running_loop().time() == pytest.approx(10)
-    assert log.tries == 1
-    assert journal.buffered == 100
-
-
-def test_log_lines_of_an_outage_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        log = Log()
-        log.down = True
-        journal = Journal(log)
-        for number in range(100):
-            await journal.write(event(str(number)))
-
-    with caplog.at_level(logging.ERROR):
-        run_virtual(main())
+    assert (log.tries, journal.buffered) == (1, 100)
     assert len(caplog.records) == 1
 
 
-def test_the_buffer_is_bounded_and_what_is_lost_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        log = Log()
-        log.down = True
-        journal = Journal(log, most_buffered=3)
-        for number in range(5):
-            await journal.write(event(str(number)))
-            await asyncio.sleep(2)
-        assert (journal.buffered, journal.lost) == (3, 2)
-        log.down = False
-        await journal.write()
-        assert log.said == ["2", "3", "4"]
-        assert journal.lost == 2
-
-    with caplog.at_level(logging.ERROR):
-        run_virtual(main())
+async def test_the_buffer_is_bounded_and_what_is_lost_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(down=True)
+    journal = Journal(log, most_buffered=3)
+    for number in range(5):
+        await journal.write(event(str(number)))
+        await asyncio.sleep(2)
+    assert (journal.buffered, journal.lost) == (3, 2)
+    log.down = False
+    await journal.write()
+    assert (log.said, journal.lost) == (["2", "3", "4"], 2)
     assert "3 events are buffered, 2 are lost in all" in caplog.text
 
 
 async def test_two_writers_at_once_append_the_backlog_only_once() -> None:
-    log = Log()
+    log = Log(down=True)
     journal = Journal(log)
-    log.down = True
     await journal.write(event("waited"))
     log.down = False
     log.seconds = 1.0
@@ -179,31 +145,14 @@ async def test_the_backlog_of_one_writer_is_not_cleared_by_anothers_success() ->
     class FailsForSome(Log):
         async def append(self, entries: Sequence[AuditEntry]) -> Head:
             await asyncio.sleep(0.01)
-            if b"unlucky" in entries[-1].body and self.down:
+            if b"unlucky" in entries[-1].body:
                 raise OSError("no")
-            return await Log.append(_up(self), entries)
-
-    def _up(log: Log) -> Log:
-        lucky = Log()
-        lucky.kept = log.kept
-        return lucky
+            return await super().append(entries)
 
     log = FailsForSome()
-    log.down = True
     journal = Journal(log)
     await asyncio.gather(journal.write(event("unlucky")), journal.write(event("lucky")))
-    assert log.said == ["lucky"]
-    assert journal.buffered == 1
-
-
-async def test_journals_of_one_log_share_a_backlog() -> None:
-    log = Log()
-    log.down = True
-    await Journal(log).write(event("a"))
-    log.down = False
-    await asyncio.sleep(2)
-    await Journal(log).write(event("b"))
-    assert log.said == ["a", "b"]
+    assert (log.said, journal.buffered) == (["lucky"], 1)
 
 
 async def test_a_cancelled_write_keeps_its_events_for_the_next() -> None:
@@ -221,9 +170,8 @@ async def test_a_cancelled_write_keeps_its_events_for_the_next() -> None:
 
 
 async def test_fail_closed_stops_work_until_its_events_are_written() -> None:
-    log = Log()
+    log = Log(down=True)
     journal = Journal(log, on_failure="fail_closed")
-    log.down = True
     with pytest.raises(AuditUnavailableError) as stopped:
         await journal.write(event("a"))
     assert stopped.value.events == 1
@@ -236,15 +184,17 @@ async def test_fail_closed_stops_work_until_its_events_are_written() -> None:
     assert log.said == ["a"]
 
 
-async def test_fail_open_never_waits_for_the_backlog() -> None:
-    log = Log()
-    log.down = True
+async def test_fail_open_never_waits_for_the_backlog_and_an_unknown_setting_is_refused() -> None:
+    log = Log(down=True)
     journal = Journal(log)
     await journal.write(event("a"))
     tries = log.tries
     await asyncio.sleep(2)
     await journal.flush_backlog()
     assert log.tries == tries
+    with pytest.raises(ValueError, match="fail_sometimes"):
+        Journal(log, on_failure="fail_sometimes")
+    assert set(OnFailure) == {"fail_open", "fail_closed"}
 
 
 async def turns_of_the_loop() -> None:
@@ -252,59 +202,42 @@ async def turns_of_the_loop() -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_event_for_soon_goes_with_the_next_write_of_a_whole_log() -> None:
-    store = MemoryStore(VirtualClock())
+async def written(store: MemoryStore) -> list[str]:
+    return [_key(decode(kept.entry.body)) for kept in await store.audit.read()]
+
+
+async def test_an_event_for_soon_goes_with_the_next_write_of_a_whole_log_or_is_appended_to_a_sink() -> None:
+    store, sink = MemoryStore(VirtualClock()), Log()
     journal = Journal(store.audit)
-    journal.write_soon(event("a"))
-    journal.write_soon(event("b"))
+    for key in ("a", "b"):
+        journal.write_soon(event(key))
+        Journal(sink).write_soon(event(key))
     assert await store.audit.read() == []
     await turns_of_the_loop()
-    assert [_key(decode(kept.entry.body)) for kept in await store.audit.read()] == ["a", "b"]
+    assert await written(store) == sink.said == ["a", "b"]
 
 
-async def test_an_event_for_soon_is_appended_to_a_sink_that_has_no_more_than_append() -> None:
-    log = Log()
-    Journal(log).write_soon(event("a"))
-    await turns_of_the_loop()
-    assert log.said == ["a"]
-
-
-async def test_an_event_for_soon_that_the_log_does_not_take_is_buffered_and_goes_first_the_next_time() -> None:
+async def test_an_event_for_soon_that_the_log_does_not_take_is_buffered_and_goes_first_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     store = MemoryStore(VirtualClock())
     journal = Journal(store.audit)
-    whole = store.audit.append_soon
-
-    def fails(entries: Sequence[AuditEntry]) -> asyncio.Future[Head]:
-        failed: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
-        failed.set_exception(OSError("no space"))
-        return failed
-
-    store.audit.append_soon = fails  # type: ignore[method-assign]
-    journal.write_soon(event("a"))
-    await turns_of_the_loop()
+    failed: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
+    failed.set_exception(OSError("no space"))
+    with monkeypatch.context() as patched:
+        patched.setattr(store.audit, "append_soon", lambda entries: failed)
+        journal.write_soon(event("a"))
+        await turns_of_the_loop()
     assert journal.buffered == 1
-    store.audit.append_soon = whole  # type: ignore[method-assign]
     journal.write_soon(event("b"))
     await turns_of_the_loop()
-    assert [_key(decode(kept.entry.body)) for kept in await store.audit.read()] == ["a", "b"]
-    assert journal.buffered == 0
-
-
-async def test_without_a_log_an_event_for_soon_is_not_buffered() -> None:
-    journal = Journal(None)
-    journal.write_soon(event("a"))
-    await turns_of_the_loop()
-    assert journal.buffered == 0
-
-
-def test_an_unknown_setting_is_refused() -> None:
-    with pytest.raises(ValueError, match="fail_sometimes"):
-        Journal(Log(), on_failure="fail_sometimes")
-    assert set(OnFailure) == {"fail_open", "fail_closed"}
+    assert (await written(store), journal.buffered) == (["a", "b"], 0)
 
 
 async def test_without_a_log_nothing_is_written_and_nothing_is_buffered() -> None:
     journal = Journal(None)
+    journal.write_soon(event("a"))
+    await turns_of_the_loop()
     await journal.write(event("a"))
     assert journal.buffered == 0
 
@@ -343,8 +276,7 @@ async def test_a_body_is_canonical_with_secrets_and_without() -> None:
 
 def test_a_journal_does_not_keep_its_log_alive() -> None:
     async def main() -> weakref.ref[Log]:
-        log = Log()
-        log.down = True
+        log = Log(down=True)
         await Journal(log).write(event("a"))
         return weakref.ref(log)
 
@@ -353,14 +285,10 @@ def test_a_journal_does_not_keep_its_log_alive() -> None:
     assert gone() is None
 
 
-@pytest.mark.parametrize("redactor", [Redactor(), Redactor(("secret-of-nobody",))], ids=["plain", "redacting"])
+@pytest.mark.parametrize("redactor", [Redactor(), Redactor(("secret-of-no-one",))], ids=["plain", "redacting"])
 def test_what_leaves_its_correlation_to_the_submission_is_found_by_it_all_the_same(redactor: Redactor) -> None:
-    ids: dict[str, Any] = {
-        "timestamp": "2026-11-16T03:52:17.599Z",
-        "correlation_id": "c",
-        "trace_id": "t",
-        "work_id": "w",
-    }
+    ids: dict[str, Any] = {"correlation_id": "c", "trace_id": "t", "work_id": "w"}
+    ids["timestamp"] = "2026-11-16T03:52:17.599Z"
     events: list[Event] = [
         Submitted(**ids, actor="me", host="h", process=1),
         Routing(**ids),

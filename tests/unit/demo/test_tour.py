@@ -38,52 +38,29 @@ def scene(told: str, number: int) -> str:
     return following.partition(f"\n{number + 1}. ")[0]
 
 
-def test_it_goes_through_all_scenes(told: str) -> None:
+SAID = {
+    1: ["the caller gets HTTPError 503"],
+    2: ["'here you are', after 4 requests"],
+    3: ["longer wait than max_retry_after"],
+    5: ["3 requests, not 9"],
+    6: ["the breaker is open after 3 failures", "the service saw 3 requests", "the breaker is closed again"],
+    7: ["after AttemptTimeoutError", "'here you are'"],
+}
+"""An inner retry is not multiplied (5), a hanging attempt is cut in async code (7)."""
+
+
+def test_it_goes_through_all_scenes_and_each_shows_what_it_says(told: str) -> None:
     assert [f"\n{number}. " in told for number in range(1, len(demo.SCENES) + 2)] == [True] * len(demo.SCENES) + [False]
+    assert {number: [text for text in texts if text in scene(told, number)] for number, texts in SAID.items()} == SAID
+    assert scene(told, 1).count("GET ") == 1, "without a retry the first failure is the caller's"
 
 
-def test_without_a_retry_the_first_failure_is_the_callers(told: str) -> None:
-    assert scene(told, 1).count("GET ") == 1
-    assert "the caller gets HTTPError 503" in scene(told, 1)
-
-
-def test_a_retry_recovers_after_three_waits_that_are_drawn_as_bars(told: str) -> None:
-    waits = [line for line in scene(told, 2).splitlines() if "wait" in line and "█" in line]
-
-    assert len(waits) == 3
-    assert waits[2].count("█") > waits[0].count("█")
-    assert "'here you are', after 4 requests" in scene(told, 2)
-
-
-def test_a_hint_of_the_server_is_honoured_and_one_that_is_too_long_ends_it(told: str) -> None:
-    waits = [float(line.split()[1]) for line in scene(told, 3).splitlines() if line.startswith("   wait")]
-
-    assert len(waits) == 1
-    assert 1.0 <= waits[0] <= 1.1
-    assert "longer wait than max_retry_after" in scene(told, 3)
-
-
-def test_the_deadline_is_not_overrun(told: str) -> None:
-    elapsed = float(scene(told, 4).split("given up after ")[1].split()[0])
-
-    assert 1.1 <= elapsed < 1.5
-
-
-def test_an_inner_retry_is_not_multiplied(told: str) -> None:
-    assert "3 requests, not 9" in scene(told, 5)
-
-
-def test_the_breaker_opens_leaves_the_service_alone_and_closes(told: str) -> None:
-    text = scene(told, 6)
-
-    assert "the breaker is open after 3 failures" in text
-    assert "the service saw 3 requests" in text
-    assert "the breaker is closed again" in text
-
-
-def test_a_hanging_attempt_is_cut_in_async_code(told: str) -> None:
-    assert "after AttemptTimeoutError" in scene(told, 7)
-    assert "'here you are'" in scene(told, 7)
+def test_waits_are_drawn_as_bars_follow_a_hint_and_do_not_overrun_the_deadline(told: str) -> None:
+    bars = [line.count("█") for line in scene(told, 2).splitlines() if "wait" in line and "█" in line]
+    assert (len(bars), bars[2] > bars[0]) == (3, True)
+    (hinted,) = [float(line.split()[1]) for line in scene(told, 3).splitlines() if line.startswith("   wait")]
+    assert 1.0 <= hinted <= 1.1
+    assert 1.1 <= float(scene(told, 4).split("given up after ")[1].split()[0]) < 1.5
 
 
 def test_it_speaks_plainly_where_rich_is_missing(

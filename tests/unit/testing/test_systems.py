@@ -19,6 +19,7 @@ from reefknot.testing import SyncVirtualSystem
 
 pytest_plugins = ["pytester"]
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+PAGE = {"url": "https://shop.example.com/"}
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +38,28 @@ def policies(**blocks: Mapping[str, Any]) -> dict[str, Any]:
 HOURLY = {"max_attempts": 20, "base_delay_ms": 3_600_000, "max_delay_ms": 3_600_000, "timeout_ms": 864_000_000}
 
 
+Inputs = Mapping[str, Any]
+
+
+def own_step(
+    name: str, seconds: float = 0.0, *, outputs: Mapping[str, Any] | None = None, **options: Any
+) -> Callable[..., Any]:
+    """A step that takes its time and gives these outputs, or its attempt."""
+
+    @rk.block(name, **options)
+    async def step(inputs: Inputs, context: Any) -> Mapping[str, Any]:
+        await asyncio.sleep(seconds)
+        return {"attempt": context.attempt} if outputs is None else outputs
+
+    return step
+
+
 @pytest.fixture
 def hourly() -> Callable[..., Any]:
     """A step that fails ten times; its policy waits for an hour after each."""
 
     @rk.block("shop.charge")
-    async def charge(inputs: Mapping[str, Any], context: Any) -> dict[str, Any]:
+    async def charge(inputs: Inputs, context: Any) -> dict[str, Any]:
         if context.attempt <= 10:
             raise ConnectionError("the gateway is down")
         return {"charged": inputs["id"], "attempt": context.attempt}
@@ -50,37 +67,29 @@ def hourly() -> Callable[..., Any]:
     return charge
 
 
-def test_ten_hours_of_retries_take_less_than_a_second(hourly: Callable[..., Any]) -> None:
+def test_ten_hours_of_retries_take_less_than_a_second_and_have_the_events_of_production(
+    hourly: Callable[..., Any],
+) -> None:
     with rk.testing.system_sync(hourly, policies(shop_charge=HOURLY), start=START) as system:
         began = time.process_time()
-        job = system.submit("shop.charge", {"id": 7})
-        assert job.status() == "pending"
-        assert system.now == START
+        job = system.submit("shop.charge", {"id": 7}, assignment_id="order-7")
+        assert (job.status(), system.now) == ("pending", START)
         system.drain()
         took = time.process_time() - began
         assert job.status() == "succeeded"
         assert job.result().output == {"charged": 7, "attempt": 11}
         assert system.now - START == pytest.approx(timedelta(hours=10), abs=timedelta(seconds=1))
-    assert took < 1.0
-
-
-def test_events_are_those_of_production_and_no_others(hourly: Callable[..., Any]) -> None:
-    with rk.testing.system_sync([hourly], policies(shop_charge=HOURLY)) as system:
-        system.run("shop.charge", {"id": 7}, assignment_id="order-7")
         kinds = [one["event_type"] for one in system.events(job="order-7")]
-        waits = [one["delay_seconds"] for one in system.events("retry_attempt")]
-    expected = ["submitted", "routing", "admission", *["retry_attempt"] * 10, "retry_recovered", "completed"]
-    assert kinds == expected
-    assert waits == [3600.0] * 10
+        assert [one["delay_seconds"] for one in system.events("retry_attempt")] == [3600.0] * 10
+    assert kinds == ["submitted", "routing", "admission", *["retry_attempt"] * 10, "retry_recovered", "completed"]
+    assert took < 1.0
 
 
 @pytest.mark.real_time
 async def test_it_works_in_an_ordinary_async_test(hourly: Callable[..., Any]) -> None:
     async with rk.testing.system([hourly], policies(shop_charge=HOURLY), start=START) as system:
-        first, second = await asyncio.gather(
-            system.submit("shop.charge", {"id": 1}, assignment_id="one"),
-            system.submit("shop.charge", {"id": 2}, assignment_id="two"),
-        )
+        submitted = (system.submit("shop.charge", {"id": name}, assignment_id=name) for name in ("one", "two"))
+        jobs = await asyncio.gather(*submitted)
         beats = 0
 
         async def other() -> None:
@@ -93,18 +102,15 @@ async def test_it_works_in_an_ordinary_async_test(hourly: Callable[..., Any]) ->
         await system.drain()
         task.cancel()
         assert beats > 1, "the loop of the test goes on meanwhile"
-        assert await first.wait() == await second.wait() == "succeeded"
-        assert {name: one.output for name, one in (await system.results()).items()} == {
-            "one": {"charged": 1, "attempt": 11},
-            "two": {"charged": 2, "attempt": 11},
-        }
+        assert [await job.wait() for job in jobs] == ["succeeded"] * 2
+        found = {name: one.output for name, one in (await system.results()).items()}
+        assert found == {name: {"charged": name, "attempt": 11} for name in ("one", "two")}
         assert await system.job("one").status() == "succeeded"
 
 
 async def test_it_works_under_run_virtual_whose_time_stands_still_meanwhile(hourly: Callable[..., Any]) -> None:
     async with asyncio.timeout(5), rk.testing.system([hourly], policies(shop_charge=HOURLY)) as system:
         assert (await system.run("shop.charge", {"id": 1})).retries_used == 10
-
     assert asyncio.get_running_loop().time() == 0.0
 
 
@@ -112,7 +118,7 @@ def test_plain_functions_run_in_threads_and_time_waits_for_them() -> None:
     seen: list[str] = []
 
     @rk.block("shop.render", attempt_timeout=5)
-    def render(inputs: Mapping[str, Any], context: Any) -> dict[str, Any]:
+    def render(inputs: Inputs, context: Any) -> dict[str, Any]:
         threading.Event().wait(0.05)
         seen.append(threading.current_thread().name)
         return {"pages": 3}
@@ -135,7 +141,7 @@ def test_waits_inside_a_plain_function_take_virtual_time_only_and_keep_its_lease
         return calls
 
     @rk.block("shop.fetch", attempt_timeout=600, timeout=600)
-    def step(inputs: Mapping[str, Any], context: Any) -> dict[str, Any]:
+    def step(inputs: Inputs, context: Any) -> dict[str, Any]:
         return {"calls": fetch(), "attempt": context.attempt}
 
     with rk.testing.system_sync([step], start=START) as system:
@@ -145,7 +151,7 @@ def test_waits_inside_a_plain_function_take_virtual_time_only_and_keep_its_lease
 
 def test_sleeps_and_time_limits_of_steps_are_virtual() -> None:
     @rk.block("shop.slow", timeout=120, attempt_timeout=30)
-    async def slow(inputs: Mapping[str, Any], context: Any) -> None:
+    async def slow(inputs: Inputs, context: Any) -> None:
         await asyncio.sleep(20 if context.attempt == 2 else 3600)
 
     with rk.testing.system_sync([slow], policies(shop_slow={"base_delay_ms": 1000}), start=START) as system:
@@ -158,28 +164,21 @@ def test_sleeps_and_time_limits_of_steps_are_virtual() -> None:
 
 
 def test_a_fault_fails_so_many_executions_and_then_the_step_answers() -> None:
-    @rk.block("shop.mail")
-    async def mail(inputs: Mapping[str, Any], context: Any) -> dict[str, Any]:
-        return {"attempt": context.attempt}
-
-    with rk.testing.system_sync([mail]) as system:
+    with rk.testing.system_sync([own_step("shop.mail")]) as system:
         system.fail("shop.mail", times=2, error=ConnectionResetError("reset by peer"))
-        result = system.run("shop.mail", {"to": "a@example.com"})
-        assert result.output == {"attempt": 3}
+        assert system.run("shop.mail", {"to": "a@example.com"}).output == {"attempt": 3}
         assert system.calls("shop.mail") == [{"to": "a@example.com"}] * 3
         assert [one["exception_type"] for one in system.events("retry_attempt")] == ["ConnectionResetError"] * 2
 
 
 def test_an_http_status_is_classified_as_the_step_would_have_it() -> None:
+    answer = {"status": 200, "body": "hello"}
     with rk.testing.system_sync() as system:
-        system.answer("http.request", {"status": 200, "body": "hello"})
+        system.answer("http.request", answer)
         system.fail("http.request", status=503)
-        assert system.run("http.request", {"url": "https://shop.example.com/"}).output == {
-            "status": 200,
-            "body": "hello",
-        }
+        assert system.run("http.request", PAGE).output == answer
         system.fail("http", status=404)
-        refused = system.run("http.request", {"url": "https://shop.example.com/"})
+        refused = system.run("http.request", PAGE)
     assert (refused.status, refused.retries_used) == ("error", 0)
 
 
@@ -200,10 +199,9 @@ def test_a_failed_job_is_quarantined_as_its_configuration_says_and_can_be_retrie
     with rk.testing.system_sync(config=config) as system:
         system.answer("http.request", {"status": 200})
         system.fail("http.request", times=20)
-        job = system.submit("http.request", {"url": "https://shop.example.com/"}, assignment_id="order-7")
+        job = system.submit("http.request", PAGE, assignment_id="order-7")
         assert job.wait() == "quarantined"
-        (kept,) = system.quarantine()
-        assert kept["id"] == "order-7"
+        assert [one["id"] for one in system.quarantine()] == ["order-7"]
         system.fail("http.request", times=0)
         job.retry()
         assert job.wait() == "succeeded"
@@ -213,11 +211,7 @@ def test_a_failed_job_is_quarantined_as_its_configuration_says_and_can_be_retrie
 
 
 def test_time_is_moved_by_hand_and_nothing_runs_before_it_is_due() -> None:
-    @rk.block("shop.remind")
-    async def remind(inputs: Mapping[str, Any], context: Any) -> None:
-        return None
-
-    with rk.testing.system_sync([remind], start=START) as system:
+    with rk.testing.system_sync([own_step("shop.remind")], start=START) as system:
         job = system.submit("shop.remind", delay=timedelta(hours=1))
         system.advance(3599)
         assert (job.status(), system.now) == ("pending", START + timedelta(seconds=3599))
@@ -227,45 +221,26 @@ def test_time_is_moved_by_hand_and_nothing_runs_before_it_is_due() -> None:
         system.drain(within=60)
         assert later.status() == "succeeded"
 
+        waiting, now = system.submit("shop.remind", delay=3600), system.now
+        with pytest.raises(rk.ResultPendingError):
+            waiting.result(timeout=60)
+        assert system.now == now + timedelta(seconds=60), "the result is waited for in virtual time"
+        waiting.cancel("not needed")
+        assert waiting.wait() == "cancelled"
+
 
 def test_schedules_of_the_configuration_are_followed() -> None:
-    ran: list[float] = []
-
-    @rk.block("shop.report")
-    async def report(inputs: Mapping[str, Any], context: Any) -> None:
-        ran.append(1)
-
     config = {**policies(), "schedules": {"hourly": {"every": "1h", "assignment": {"job": {"type": "shop.report"}}}}}
-    with rk.testing.system_sync([report], config, start=START) as system:
+    with rk.testing.system_sync([own_step("shop.report")], config, start=START) as system:
         system.advance(24 * 3600 + 60)
-        assert len(ran) == 24
-
-
-def test_the_result_is_waited_for_in_virtual_time() -> None:
-    @rk.block("shop.later")
-    async def later(inputs: Mapping[str, Any], context: Any) -> None:
-        return None
-
-    with rk.testing.system_sync([later], start=START) as system:
-        job = system.submit("shop.later", delay=3600)
-        with pytest.raises(rk.ResultPendingError):
-            job.result(timeout=60)
-        assert system.now == START + timedelta(seconds=60)
-        job.cancel("not needed")
-        assert job.wait() == "cancelled"
+        assert len(system.calls("shop.report")) == 24
 
 
 # ---- what is stuck ---------------------------------------------------------------------------------------------------
 
 
 def test_drain_says_which_jobs_do_not_end_and_why() -> None:
-    never = asyncio.Event()
-
-    @rk.block("shop.wait", timeout=864000, attempt_timeout=864000)
-    async def wait(inputs: Mapping[str, Any], context: Any) -> None:
-        await never.wait()
-
-    with rk.testing.system_sync([wait]) as system:
+    with rk.testing.system_sync([own_step("shop.wait")]) as system:
         system._simulation.system.workers[0].pause()
         system.submit("shop.wait", assignment_id="order-7")
         with pytest.raises(rk.JobsStuckError, match=r"'order-7': worker-1 is paused; resume with") as raised:
@@ -278,15 +253,11 @@ def test_an_outage_that_does_not_end_is_told_when_the_time_is_over() -> None:
     with rk.testing.system_sync() as system:
         system.fail("http.request", times=None)
         for number in range(10):
-            system.submit("http.request", {"url": "https://shop.example.com/"}, assignment_id=f"order-{number}")
+            system.submit("http.request", PAGE, assignment_id=f"order-{number}")
         with pytest.raises(rk.JobsStuckError, match="10 jobs have not ended after 3600") as raised:
             system.drain(within=3600)
         assert all("has been down since" in why for why in raised.value.jobs.values())
-
-
-def test_a_job_that_no_worker_can_run_ends_as_in_production() -> None:
-    with rk.testing.system_sync() as system:
-        assert "'shop.unknown' is not known here" in str(system.run("shop.unknown").error_message)
+        assert "'shop.unknown' is not known here" in str(system.run("shop.unknown").error_message), "as in production"
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
@@ -372,7 +343,7 @@ def test_a_system_that_has_ended_or_not_begun_says_so() -> None:
 
 def test_a_step_that_calls_its_own_system_is_refused() -> None:
     @rk.block("shop.inner")
-    def inner(inputs: Mapping[str, Any], context: Any) -> None:
+    def inner(inputs: Inputs, context: Any) -> None:
         system.submit("shop.inner")
 
     with rk.testing.system_sync([inner]) as system:
@@ -382,7 +353,7 @@ def test_a_step_that_calls_its_own_system_is_refused() -> None:
 @pytest.mark.real_time
 async def test_a_test_that_is_cancelled_leaves_nothing_behind() -> None:
     @rk.block("shop.block", timeout=864000, attempt_timeout=864000)
-    async def block(inputs: Mapping[str, Any], context: Any) -> None:
+    async def block(inputs: Inputs, context: Any) -> None:
         started.set()
         await asyncio.sleep(800_000)
 
@@ -451,7 +422,7 @@ def test_a_configuration_file_is_used_with_its_policies(tmp_path: Path, monkeypa
     with rk.testing.system_sync(config="reefknot.yaml") as system:
         system.answer("http.request", {"status": 200})
         system.fail("http.request", times=9)
-        assert system.run("http.request", {"url": "https://shop.example.com/"}).retries_used == 2
+        assert system.run("http.request", PAGE).retries_used == 2
     assert sorted(one.name for one in tmp_path.iterdir()) == ["reefknot.yaml"]
 
 
@@ -493,7 +464,7 @@ def test_time_waits_for_a_real_server_of_a_standard_step(address: str) -> None:
 
 def test_time_waits_for_a_thread_of_an_async_step() -> None:
     @rk.block("shop.to_thread", attempt_timeout=1)
-    async def step(inputs: Mapping[str, Any], context: Any) -> dict[str, Any]:
+    async def step(inputs: Inputs, context: Any) -> dict[str, Any]:
         return {"waited": await asyncio.to_thread(threading.Event().wait, 0.05)}
 
     with rk.testing.system_sync([step], start=START) as system:
@@ -504,14 +475,14 @@ def test_time_waits_for_a_thread_of_an_async_step() -> None:
 def test_a_deadline_ends_a_job_that_waits_for_its_next_attempt() -> None:
     with rk.testing.system_sync(config=policies(http_request=HOURLY), start=START) as system:
         system.fail("http.request", times=None)
-        result = system.run("http.request", {"url": "https://shop.example.com/"}, deadline=timedelta(minutes=90))
+        result = system.run("http.request", PAGE, deadline=timedelta(minutes=90))
         assert result.status == "timeout"
         assert system.now - START <= timedelta(minutes=91)
 
 
 def test_many_jobs_are_submitted_at_once_with_an_answer_for_each() -> None:
     items: list[Any] = [
-        ("http.request", {"url": "https://shop.example.com/"}),
+        ("http.request", PAGE),
         {"job_type": "http.request", "inputs": {"url": "https://b.example.com/"}, "assignment_id": "b"},
         {"job_type": "http.request", "inputs": {"n": 3}, "assignment_id": "taken"},
         {"job_type": "http.request", "assignment_id": "later", "tenant_id": "acme", "delay": timedelta(hours=1)},
@@ -539,11 +510,7 @@ def test_many_jobs_are_submitted_at_once_with_an_answer_for_each() -> None:
 
 
 def test_several_workers_share_the_jobs() -> None:
-    @rk.block("shop.share")
-    async def share(inputs: Mapping[str, Any], context: Any) -> None:
-        await asyncio.sleep(1)
-
-    with rk.testing.system_sync([share], workers=3, start=START) as system:
+    with rk.testing.system_sync([own_step("shop.share", 1)], workers=3, start=START) as system:
         for _ in range(60):
             system.submit("shop.share")
         system.drain()
@@ -552,9 +519,7 @@ def test_several_workers_share_the_jobs() -> None:
 
 
 def test_the_latest_version_of_a_job_is_itself_where_no_payload_was_edited() -> None:
-    @rk.block("shop.latest")
-    async def step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
-
+    step = own_step("shop.latest")
     with rk.testing.system_sync(step) as system:
         system.submit("shop.latest", assignment_id="order-7")
         assert system.job("order-7").latest().wait() == "succeeded"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from importlib.metadata import entry_points
 
 import pytest
 
@@ -28,7 +29,6 @@ def test_virtual_time_counts_waits_and_deadlines_and_takes_none() -> None:
 async def test_virtual_time_works_in_async_code() -> None:
     with rk.testing.virtual_time() as clock:
         await rk.retry(base_delay=30, jitter="none")(AsyncFlaky(ConnectionError))()
-
     assert clock.waits == [30.0]
 
 
@@ -46,19 +46,15 @@ def test_no_wait_counts_waits_and_brings_no_deadline_nearer() -> None:
     assert clock.waits == [30.0] * 19
 
 
-def test_run_virtual_gives_the_value_or_the_error() -> None:
-    assert rk.testing.run_virtual(asyncio.sleep(3600, "value")) == "value"
-    with pytest.raises(ConnectionError, match="call 4"):
-        rk.testing.run_virtual(rk.retry(AsyncAlways())())
-
-
-def test_run_virtual_is_scoped_to_its_loop() -> None:
+def test_run_virtual_gives_the_value_or_the_error_and_is_scoped_to_its_loop() -> None:
     async def main() -> float:
         await asyncio.sleep(3600)
         return timing.now()
 
     assert rk.testing.run_virtual(main()) == 3600.0
     assert timing.now is time.monotonic
+    with pytest.raises(ConnectionError, match="call 4"):
+        rk.testing.run_virtual(rk.retry(AsyncAlways())())
 
 
 async def test_a_thousand_retries_wait_side_by_side() -> None:
@@ -69,16 +65,11 @@ async def test_a_thousand_retries_wait_side_by_side() -> None:
     assert timing.now() == 7.0
 
 
-def test_the_fixture_virtual_time_is_the_clock(virtual_time: VirtualClock) -> None:
+@pytest.mark.parametrize(("fixture", "now"), [("virtual_time", 1030.0), ("no_wait", 1000.0)])
+def test_a_fixture_is_the_clock_that_counts(request: pytest.FixtureRequest, fixture: str, now: float) -> None:
+    clock: VirtualClock | SkippingClock = request.getfixturevalue(fixture)
     rk.retry(base_delay=30, jitter="none")(Flaky(ConnectionError))()
-    assert virtual_time.waits == [30.0]
-    assert timing.now() == 1030.0
-
-
-def test_the_fixture_no_wait_is_the_clock_that_counted(no_wait: SkippingClock) -> None:
-    rk.retry(base_delay=30, jitter="none")(Flaky(ConnectionError))()
-    assert no_wait.waits == [30.0]
-    assert timing.now() == 1000.0
+    assert (clock.waits, timing.now()) == ([30.0], now)
 
 
 def test_the_fixtures_end_with_their_test(pytester: pytest.Pytester) -> None:
@@ -113,16 +104,10 @@ def test_the_fixtures_end_with_their_test(pytester: pytest.Pytester) -> None:
     pytester.runpytest_inprocess(*only_ours).assert_outcomes(passed=6)
 
 
-def test_the_fixtures_are_there_by_installing() -> None:
-    from importlib.metadata import entry_points
-
+def test_the_fixtures_are_there_by_installing_and_the_public_names_load() -> None:
     (plugin,) = [entry for entry in entry_points(group="pytest11") if entry.name == "reefknot"]
     assert plugin.value == "reefknot.testing.pytest_plugin"
-
-
-def test_the_public_names_load() -> None:
-    for name in rk.testing.__all__:
-        assert getattr(rk.testing, name)
+    assert all(getattr(rk.testing, name) for name in rk.testing.__all__)
 
 
 def test_attempts_may_be_limited_for_the_code_inside() -> None:

@@ -43,19 +43,20 @@ def test_it_finds(tmp_path: Path, source: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "name"),
     [
-        '"""Never pickle, never eval()."""',
-        "import yaml\nyaml.safe_load('')",
-        "import json\njson.load(open('x'))",
-        "class Policy:\n    def evaluate(self): ...",
-        "model.eval()",
-        "methodology = 'todo lists'",
+        ('"""Never pickle, never eval()."""', "m.py"),
+        ("import yaml\nyaml.safe_load('')", "m.py"),
+        ("import json\njson.load(open('x'))", "m.py"),
+        ("class Policy:\n    def evaluate(self): ...", "m.py"),
+        ("model.eval()", "m.py"),
+        ("methodology = 'todo lists'", "m.py"),
+        ("", "database.py"),
+        ("", "baseline.py"),
     ],
 )
-def test_it_leaves_alone(tmp_path: Path, source: str) -> None:
-    write(tmp_path, source)
-
+def test_it_leaves_alone(tmp_path: Path, source: str, name: str) -> None:
+    write(tmp_path, source, name)
     assert check_words.findings(tmp_path) == []
 
 
@@ -67,29 +68,21 @@ def test_a_vague_module_name_is_found(tmp_path: Path, name: str) -> None:
     assert finding.startswith(f"src/pkg/{name}:1: a module named")
 
 
-@pytest.mark.parametrize("name", ["database.py", "baseline.py"])
-def test_a_name_that_only_contains_a_vague_one_is_fine(tmp_path: Path, name: str) -> None:
-    write(tmp_path, "", name)
-
-    assert check_words.findings(tmp_path) == []
-
-
-def test_a_tracked_lock_file_is_found_wherever_it_lies(tmp_path: Path) -> None:
+def test_a_tracked_lock_file_is_found_wherever_it_lies_and_outside_a_repository_one_at_the_top(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "package-lock.json").write_text("{}")
     assert check_words.findings(tmp_path) == []
-
     subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
     (finding,) = check_words.findings(tmp_path)
     assert finding.startswith("web/package-lock.json:1: a lock file")
 
-
-def test_outside_a_repository_a_lock_file_at_the_top_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    (tmp_path / "uv.lock").write_text("")
-
-    (finding,) = check_words.findings(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "uv.lock").write_text("")
+    (finding,) = check_words.findings(tmp_path / "alone")
     assert finding.startswith("uv.lock:1: a lock file")
 
 

@@ -11,30 +11,22 @@ from tools import draw_overview
 from tools.draw_overview import HEIGHT, PICTURE, ROOT, WIDTH, main, picture
 
 
-def test_the_picture_in_the_documents_is_what_the_script_draws() -> None:
+def test_the_picture_in_the_documents_is_what_the_script_draws_and_the_readme_shows_it_with_a_text() -> None:
     assert main(["--check"]) == 0, "docs/overview.svg is out of date: run tools/draw_overview.py"
-
-
-def test_the_readme_shows_the_picture_with_a_text_for_those_who_do_not_see_it() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-
     assert f"]({PICTURE.relative_to(ROOT).as_posix()})" in readme
     assert "![](" not in readme
 
 
-def test_the_picture_is_svg_that_names_all_parts_and_stays_inside_its_frame() -> None:
-    root = ET.fromstring(picture())
+def test_the_picture_names_all_parts_stays_inside_its_frame_has_both_schemes_and_fetches_nothing() -> None:
+    text = picture()
+    root = ET.fromstring(text)
     texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
     boxes = [element.attrib for element in root.iter("{http://www.w3.org/2000/svg}rect")]
 
     assert {"client", "router", "worker", "store: one SQLite file"} <= texts
     assert all(int(one["x"]) + int(one["width"]) < WIDTH for one in boxes)
     assert all(int(one["y"]) + int(one["height"]) < HEIGHT for one in boxes)
-
-
-def test_the_picture_has_colours_for_light_and_dark_and_fetches_nothing() -> None:
-    text = picture()
-
     assert "prefers-color-scheme: dark" in text
     assert text.count("http") == 1, "the name space, and no address to load from"
     assert "<script" not in text

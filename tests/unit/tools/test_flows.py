@@ -39,8 +39,10 @@ def test_a_figure_that_changed_stands_next_to_the_kept_one() -> None:
     assert lines[1].split() == ["retry", "1", "2", "30", "(1,300)", "4"]
 
 
-def test_every_flow_has_kept_figures() -> None:
+def test_every_flow_has_kept_figures_and_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert kept().keys() == FLOWS.keys(), "run `make flows ARGS=--write`"
+    assert main(["flight"]) == 2
+    assert "unknown: flight" in capsys.readouterr().err
 
 
 def test_written_figures_are_the_kept_ones_of_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,8 +51,3 @@ def test_written_figures_are_the_kept_ones_of_the_next_run(tmp_path: Path, monke
 
     assert main(["--write", "library retry"]) == 0
     assert kept() == {"library retry": SMALL}
-
-
-def test_an_unknown_flow_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["flight"]) == 2
-    assert "unknown: flight" in capsys.readouterr().err

@@ -19,8 +19,9 @@ READY = Facts(
 )
 
 
-def test_a_commit_that_is_ready_has_no_problem() -> None:
+def test_a_commit_that_is_ready_has_no_problem_but_that_it_is_not_the_version_asked_for() -> None:
     assert problems(READY) == problems(READY, "1.2.0") == []
+    assert problems(READY, "1.3.0") == ["the version is 1.2.0, not 1.3.0"]
 
 
 @pytest.mark.parametrize(
@@ -44,10 +45,6 @@ def test_a_commit_that_is_ready_has_no_problem() -> None:
 )
 def test_control_a_commit_that_is_not_ready_is_refused(changed: Facts, problem: str) -> None:
     assert problem in "\n".join(problems(changed))
-
-
-def test_control_another_version_than_the_one_that_is_asked_for_is_refused() -> None:
-    assert problems(READY, "1.3.0") == ["the version is 1.2.0, not 1.3.0"]
 
 
 def test_only_the_date_and_the_state_of_git_may_keep_this_repository_from_a_release() -> None:

@@ -153,27 +153,16 @@ def test_spellings_of_one_category_are_one_row() -> None:
 
 def test_first_and_last_are_the_earliest_and_the_latest_whatever_the_order() -> None:
     result = analysed(attempt(10), attempt(0), attempt(20), attempt(5)).result()
-
     assert (result.first, result.last) == (timestamp(NOON), timestamp(NOON + 20))
-
-
-def test_a_timestamp_that_is_none_is_counted_and_measured_in_no_window() -> None:
     broken = RetryRecovered(timestamp="yesterday", retry_category="x", total_attempts=2, elapsed_seconds=1.0)
     result = analysed(broken).result()
+    assert (result.events, result.first, result.overall.recovered) == (1, None, 1), "it is counted, in no window"
 
-    assert (result.events, result.first, result.overall.recovered) == (1, None, 1)
 
-
-def test_a_rate_is_what_fell_into_the_last_minute() -> None:
+def test_a_rate_is_what_fell_into_the_last_minute_and_of_an_earlier_burst_the_peak_is_left() -> None:
     result = analysed(*(attempt(second) for second in range(0, 100, 10))).result()
-
-    assert result.retries_per_minute == 6
-    assert result.peak_per_minute == 6
-
-
-def test_a_minute_later_nothing_is_left_of_a_burst_but_its_peak() -> None:
+    assert (result.retries_per_minute, result.peak_per_minute) == (6, 6)
     result = analysed(*(attempt(0.9) for _ in range(50)), ended("recovered", 2, 60)).result()
-
     assert (result.retries_per_minute, result.peak_per_minute) == (0, 50)
 
 
@@ -203,13 +192,9 @@ def test_an_alert_lasts_from_the_crossing_until_the_rate_falls_back() -> None:
     )
 
 
-def test_a_rate_at_the_threshold_is_no_alert() -> None:
+def test_a_rate_at_the_threshold_is_no_alert_and_a_category_can_be_fine_while_all_together_are_not() -> None:
     assert analysed(attempt(0), attempt(1), threshold=2).result().alerts == ()
-
-
-def test_a_category_can_be_fine_while_all_together_are_not() -> None:
     result = analysed(attempt(0, "a"), attempt(1, "b"), attempt(2, "c"), threshold=2).result()
-
     assert [(alert.category, alert.until) for alert in result.alerts] == [(None, None)]
 
 
@@ -257,12 +242,10 @@ def test_times_are_read_as_utc_unless_they_say_otherwise(text: str, seconds: flo
 
 
 def test_steps_have_no_category_and_are_told_by_their_block() -> None:
-    analyser = Analyser()
-    for operation in ("http.request", "http.request", "sql.query", None):
-        analyser.add(
-            RetryRecovered(timestamp=timestamp(NOON), operation=operation or "", total_attempts=2, elapsed_seconds=1.0)
-        )
-    analyser.add(attempt())
-    found = {name: pattern.recovered for name, pattern in analyser.result().categories.items()}
-
+    operations = ("http.request", "http.request", "sql.query", "")
+    told = [
+        RetryRecovered(timestamp=timestamp(NOON), operation=operation, total_attempts=2, elapsed_seconds=1.0)
+        for operation in operations
+    ]
+    found = {name: pattern.recovered for name, pattern in analysed(*told, attempt()).result().categories.items()}
     assert found == {"block:http.request": 2, "block:sql.query": 1, UNNAMED: 1, canonical_category("RETRY_KV_GET"): 0}

@@ -90,12 +90,6 @@ def test_a_line_says_again_what_it_was_made_of(form: int) -> None:
     assert (opening.head, opening.format) == (head, form)
 
 
-def test_what_the_event_says_itself_is_not_said_twice() -> None:
-    head, _ = link(Head("c1"), BODIES[0])
-
-    assert b"filed" not in event_line(head, BODIES[0], filed=EventIndex("a"))
-
-
 @pytest.mark.parametrize("body", [b"{", b"", b'{"a":\n1}'])
 def test_what_is_not_one_line_of_json_is_refused(body: bytes) -> None:
     with pytest.raises(NotJsonError):
@@ -134,54 +128,33 @@ def test_a_line_has_the_number_and_the_hash_of_one_format() -> None:
     assert problems([header_line(Head("c1"), LOG_FORMAT), export.replace(b'"seq"', b'"sequence"')], head) != []
 
 
-def test_a_file_has_the_format_that_its_header_names() -> None:
+def test_a_file_has_the_format_that_its_header_names_and_a_log_may_go_on_from_an_export() -> None:
     (header, *log), head = written(form=LOG_FORMAT)
     (export_header, *export), _ = written(form=EXPORT_FORMAT)
-
     assert problems([export_header, *log], head) == ["a line of format 1, after one of 2"], "once, not for every line"
     mixed = verify_lines([header, *log[:3], *export[3:]], head)
     assert [(one.sequence, one.problem) for one in mixed] == [(4, "a line of format 2, after one of 1")]
-
-
-def test_a_log_goes_on_from_an_export() -> None:
     first, middle = written(form=EXPORT_FORMAT)
-    second, head = written(start=middle, form=LOG_FORMAT)
+    second, end = written(start=middle, form=LOG_FORMAT)
+    assert problems([*first, *second], end) == []
 
-    assert problems([*first, *second], head) == []
 
-
-@pytest.mark.parametrize("first", [b"", b"nonsense\n", b'{"chain":"c","format":3,"hash":"00","sequence":0}\n'])
-def test_a_file_that_opens_no_log_is_one_finding(first: bytes) -> None:
+def test_a_file_that_opens_no_log_is_one_finding() -> None:
     lines, head = written()
+    for first in (b"", b"nonsense\n", b'{"chain":"c","format":3,"hash":"00","sequence":0}\n'):
+        found = problems([first, *lines[1:]] if first else [], head)
+        assert found == ["the first line does not open a log of format 1 or 2"]
 
-    found = problems([first, *lines[1:]] if first else [], head)
-    assert found == ["the first line does not open a log of format 1 or 2"]
 
-
-def test_a_cut_off_end_shows_only_against_a_head() -> None:
+def test_a_cut_off_end_shows_only_against_a_head_and_a_cut_off_batch_by_itself() -> None:
     lines, head = written()
-
     assert problems(lines[:-1]) == []
     assert problems(lines[:-1], head) == ["cut off: the head is at 5"]
-
-
-def test_a_cut_off_batch_shows_by_itself() -> None:
-    lines, _ = written(more=True)
-
-    assert problems(lines[:-1]) == ["cut off in the middle of a batch"]
-
-
-def test_a_batch_with_a_changed_count_shows() -> None:
-    lines, _ = written(more=True)
-    lines[3] = lines[3].replace(b'"more":2', b'"more":9')
-
-    assert problems(lines) == ["the line does not belong to the batch before it"] * 2
-
-
-def test_the_head_of_another_chain_is_named() -> None:
-    lines, _ = written()
-
     assert problems(lines, Head("c2")) == ["this is chain c1, the head is of chain c2"]
+    lines, _ = written(more=True)
+    assert problems(lines[:-1]) == ["cut off in the middle of a batch"]
+    lines[3] = lines[3].replace(b'"more":2', b'"more":9')
+    assert problems(lines) == ["the line does not belong to the batch before it"] * 2
 
 
 def test_files_that_follow_each_other_are_one_chain_and_a_gap_between_them_shows() -> None:
@@ -201,43 +174,45 @@ def test_a_beginning_that_was_let_go_needs_an_anchor_event() -> None:
     assert problems(vouched, head) == []
 
 
-def test_an_event_filed_under_what_it_is_not_shows() -> None:
+def test_an_event_filed_under_what_it_is_not_shows_and_what_it_says_itself_is_not_said_twice() -> None:
     head, _ = link(Head("c1"), BODIES[0])
     lines = [header_line(Head("c1")), event_line(head, BODIES[0], filed=EventIndex("b"))]
-
     assert problems(lines) == ["the event is filed under another event_type than its own"]
+    assert b"filed" not in event_line(head, BODIES[0], filed=EventIndex("a"))
 
 
-def test_only_what_the_event_says_can_be_misfiled() -> None:
-    body = b'{"correlation_id":"c","event_type":"a"}'
+AT = b'"timestamp":"1970-01-01T00:00:01.500Z"'
+SAID = b'{"correlation_id":"c","event_type":"a"}'
+EMPTY = b'{"event_type":"a",' + AT + b',"trace_id":null,"work_id":""}'
+LEFT = b'{"event_type":"routing",' + AT + b',"work_id":"w"}'
 
-    assert wrong_index_field(body, EventIndex("a", "c", "t", "w")) is None
-    assert wrong_index_field(body, EventIndex("a", "d")) == "correlation_id"
+
+@for_each_row(
+    ("body", "index", "at", "wrong"),
+    [
+        (SAID, EventIndex("a", "c", "t", "w"), None, None),
+        (SAID, EventIndex("a", "d"), None, "correlation_id"),
+        (EMPTY, EventIndex("a", "c", None, ""), 1500, None),
+        (EMPTY, EventIndex("a", "c", "t", ""), 1500, "trace_id"),
+        (EMPTY, EventIndex("a", "c", None, None), 1500, "work_id"),
+        (EMPTY, EventIndex("a", "c", None, ""), 1501, "time"),
+        (b"no json", EventIndex("a"), 7, None),
+        (b'{"timestamp":"soon"}', EventIndex("a"), 7, None),
+        (LEFT, EventIndex("routing", "c", "t", "w"), 1500, None),
+        (LEFT, EventIndex("routing", "c", "t", "x"), 1500, "work_id"),
+        (LEFT.replace(b"routing", b"submitted"), EventIndex("submitted", "c", None, "w"), 1500, "correlation_id"),
+    ],
+)
+def test_only_what_an_event_says_and_does_not_leave_to_its_submission_can_be_misfiled(
+    body: bytes, index: EventIndex, at: int | None, wrong: str | None
+) -> None:
+    assert wrong_index_field(body, index, at) == wrong
     assert index_of(b"[1]") == EventIndex()
 
 
-def test_a_field_without_a_value_can_be_misfiled_too() -> None:
-    body = b'{"event_type":"a","timestamp":"1970-01-01T00:00:01.500Z","trace_id":null,"work_id":""}'
-    assert wrong_index_field(body, EventIndex("a", "c", None, ""), 1500) is None
-    assert wrong_index_field(body, EventIndex("a", "c", "t", ""), 1500) == "trace_id"
-    assert wrong_index_field(body, EventIndex("a", "c", None, None), 1500) == "work_id"
-    assert wrong_index_field(body, EventIndex("a", "c", None, ""), 1501) == "time"
-    assert wrong_index_field(b"no json", EventIndex("a"), 7) is None
-    assert wrong_index_field(b'{"timestamp":"soon"}', EventIndex("a"), 7) is None
-
-
-@pytest.mark.parametrize(
-    ("body", "at"), [(b'{"timestamp":"1970-01-01T00:00:01.500Z"}', 1500), (b'{"timestamp":"soon"}', 7), (b"{}", 7)]
-)
-def test_the_time_of_a_line_is_that_of_its_event(body: bytes, at: int) -> None:
-    line = read_line(event_line(Head("c", 1, "ab"), body, at=7))
-    assert isinstance(line, LogLine)
-    assert time_of(line) == at
-
-
-def test_the_correlation_of_an_event_that_leaves_it_to_the_submission_is_not_compared() -> None:
-    left = b'{"event_type":"routing","timestamp":"1970-01-01T00:00:01.500Z","work_id":"w"}'
-    assert wrong_index_field(left, EventIndex("routing", "c", "t", "w"), 1500) is None
-    assert wrong_index_field(left, EventIndex("routing", "c", "t", "x"), 1500) == "work_id"
-    submitted = left.replace(b"routing", b"submitted")
-    assert wrong_index_field(submitted, EventIndex("submitted", "c", None, "w"), 1500) == "correlation_id"
+def test_the_time_of_a_line_is_that_of_its_event() -> None:
+    times = {b'{"timestamp":"1970-01-01T00:00:01.500Z"}': 1500, b'{"timestamp":"soon"}': 7, b"{}": 7}
+    for body, at in times.items():
+        line = read_line(event_line(Head("c", 1, "ab"), body, at=7))
+        assert isinstance(line, LogLine)
+        assert time_of(line) == at

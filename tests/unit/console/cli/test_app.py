@@ -34,10 +34,6 @@ COMMANDS = list(commands())
 ODD_WORDS = ("unless said", "hand in", "handed in", "on record", "call off", "a line each", "nobody", "somebody")
 
 
-def test_every_command_is_found() -> None:
-    assert len(COMMANDS) == 1 + 22 + 64
-
-
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_help_shows_an_example_in_plain_words(rk: Commands, words: tuple[str, ...]) -> None:
     ended = rk(*words, "--help")
@@ -46,13 +42,6 @@ def test_help_shows_an_example_in_plain_words(rk: Commands, words: tuple[str, ..
     assert f"    {' '.join(('reefknot', *words))}" in ended.out
     assert "Example" in ended.out
     assert [word for word in ODD_WORDS if word in ended.out] == []
-
-
-def test_bytes_that_are_no_text_are_shown_as_escapes(rk: Commands) -> None:
-    ended = rk("policy", "show", b"connector:\xff\xfe".decode("utf-8", "surrogateescape"))
-
-    assert ended.code == 2
-    assert "\\udcff" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -82,18 +71,26 @@ def documented_exit_codes(page: str) -> list[int]:
     return [int(code) for row in rows for code in row.split(",")]
 
 
-def test_the_numbers_are_those_of_the_documents() -> None:
+def test_the_numbers_are_those_of_the_documents_and_every_command_is_found() -> None:
     page = (Path(__file__).parents[4] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-
     assert documented_exit_codes(page) == sorted(Exit)
     assert documented_exit_codes(page.replace("| 66 |", "| |")) != sorted(Exit), "a missing row is noticed"
+    assert len(COMMANDS) == 1 + 22 + 64
 
 
-def test_a_bug_is_an_internal_error_and_its_traceback_can_be_shown(rk: Commands) -> None:
+def test_a_bug_is_an_internal_error_with_a_traceback_an_interrupt_is_130_and_odd_bytes_are_escapes(
+    rk: Commands,
+) -> None:
+    odd = rk("policy", "show", b"connector:\xff\xfe".decode("utf-8", "surrogateescape"))
+    assert (odd.code, "\\udcff" in odd.err) == (2, True)
+
+    raised: list[BaseException] = [KeyboardInterrupt(), *[RuntimeError("a bolt is loose")] * 2]
+
     def broken(words: object) -> None:
-        raise RuntimeError("a bolt is loose")
+        raise raised.pop(0)
 
     rk.environment.setattr(app, "application", lambda: broken)
+    assert rk("policy", "list").code == 130
     ended = rk("policy", "list")
     assert (ended.code, "internal error: RuntimeError: a bolt is loose" in ended.err) == (1, True)
     assert "REEFKNOT_TRACEBACK=1" in ended.err
@@ -102,28 +99,12 @@ def test_a_bug_is_an_internal_error_and_its_traceback_can_be_shown(rk: Commands)
         rk("policy", "list")
 
 
-def test_an_interrupt_is_130(rk: Commands) -> None:
-    def interrupted(words: object) -> None:
-        raise KeyboardInterrupt
-
-    rk.environment.setattr(app, "application", lambda: interrupted)
-    assert rk("policy", "list").code == 130
-
-
-@pytest.mark.parametrize(
-    ("given", "read"),
-    [
-        ("job list --watch", "job list --watch=2"),
-        ("job list --watch --json", "job list --watch=2 --json"),
-        ("job list --watch 5 --json", "job list --watch 5 --json"),
-        ("job list --watch .5", "job list --watch .5"),
-        ("job list --watch=1", "job list --watch=1"),
-        ("job list --watch -1", "job list --watch -1"),
-        ("job list --watch -.5", "job list --watch -.5"),
-        ("job list --watch often", "job list --watch often"),
-        ("job list --watch --", "job list --watch=2 --"),
-        ("", ""),
-    ],
-)
-def test_watch_without_seconds_means_every_two(given: str, read: str) -> None:
-    assert with_default_watch(given.split()) == read.split()
+def test_watch_without_seconds_means_every_two() -> None:
+    read = {
+        "job list --watch": "job list --watch=2",
+        "job list --watch --json": "job list --watch=2 --json",
+        "job list --watch --": "job list --watch=2 --",
+    }
+    said = ("--watch 5 --json", "--watch .5", "--watch=1", "--watch -1", "--watch -.5", "--watch often")
+    read |= {f"job list {one}": f"job list {one}" for one in said} | {"": ""}
+    assert {given: " ".join(with_default_watch(given.split())) for given in read} == read

@@ -17,6 +17,7 @@ from reefknot.console.cli import assignments as reading
 from reefknot.console.cli.app import CommandError
 from reefknot.console.cli.assignments import AssignmentLine, InvalidLine, assignments
 from reefknot.queue.model.messages import ExecAssignment, InvalidMessage, read_assignment
+from tests.rows import for_each_row
 from tests.warm_commands import run_warm
 
 CONFIGURATION = (
@@ -45,9 +46,13 @@ def job(name: str, **more: Any) -> dict[str, Any]:
     return {"assignment_id": name, "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}, **more}
 
 
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+
+
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`reefknot` as a process of its own."""
-    return run_warm(*words, cwd=folder, env={**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)})
+    return run_warm(*words, cwd=folder, env=environment(folder))
 
 
 @pytest.fixture
@@ -58,7 +63,7 @@ def file(tmp_path: Path) -> Path:
 # ---- unknown fields and repeated keys --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("written", "expected"),
     [
         ({"assigment_id": "x"}, "assigment_id: unknown field; accepted: assignment_id, request_id, job, "),
@@ -76,7 +81,6 @@ def test_a_field_that_no_assignment_has_is_refused_with_the_one_that_may_be_mean
     file: Path, written: dict[str, Any], expected: str
 ) -> None:
     (mistake,) = told(file, json.dumps({"job": {"type": "t"}} | written))
-
     assert mistake.startswith("1: ")
     assert expected in mistake
 
@@ -95,91 +99,97 @@ def test_the_wire_ignores_the_same_field_and_so_would_a_file_that_is_read_like_i
     assert told(file, json.dumps({"assigment_id": "x", "job": {"type": "t"}})) == ["digest-1"]
 
 
-def test_the_callers_own_values_may_have_any_field(file: Path) -> None:
-    own = {"anything": {"assigment_id": 1}}
+def test_the_callers_own_values_may_have_any_field_and_letter(file: Path) -> None:
+    own = {"anything": {"assigment_id": 1}, "name": "Åsa 日本"}
     given = {"job": {"type": "t", "payload": own, "resources": own}, "metadata": own, "decision": own}
-
-    (found,) = read(file, json.dumps(given))
-
+    (found,) = read(file, json.dumps(given, ensure_ascii=False))
     assert isinstance(found, AssignmentLine)
     assert found.assignment.job.payload == own
 
 
-@pytest.mark.parametrize(
-    ("line", "path"),
+TWICE = "the key stands twice in one object; keep one of them"
+OPEN = "the array is not closed: the file was cut off here, or a ] is missing"
+LATIN = "is not UTF-8; save the file as UTF-8 (it may be in Latin-1 or Windows-1252)"
+
+
+def text_of(*names: str) -> str:
+    return "".join(f"{json.dumps(job(name))}\n" for name in names)
+
+
+@for_each_row(
+    ("content", "expected"),
     [
-        ('{"job": {"type": "a"}, "job": {"type": "b"}}', "job"),
-        ('{"job": {"type": "a", "payload": {"n": 1, "m": 2, "n": 1}}}', "job.payload.n"),
-        ('{"job": {"type": "a", "payload": {"l": [{"n": 1}, {"n": 1, "\\u006e": 2}]}}}', "job.payload.l[1].n"),
+        ('{"job": {"type": "a"}, "job": {"type": "b"}}', [f"1: job: {TWICE}"]),
+        ('{"job": {"type": "a", "payload": {"n": 1, "m": 2, "n": 1}}}', [f"1: job.payload.n: {TWICE}"]),
+        ('{"job": {"type": "a", "payload": {"l": [{"n": 1, "\\u006e": 2}]}}}', [f"1: job.payload.l[0].n: {TWICE}"]),
+        ('{"assignment_id": "x", "job": {"type": "t", "payload": {"type": 1, "l": [{"n": 1}, {"n": 2}]}}}', ["x"]),
+        (codecs.BOM_UTF8 + text_of("one").encode() + codecs.BOM_UTF8 + text_of("two").encode(), ["one", "two"]),
+        (
+            text_of("one").encode() + '{"job": {"type": "café"}}\n'.encode("latin-1"),
+            ["one", f"2: byte 21 of the line, 0xe9, {LATIN}"],
+        ),
+        ('{\n "job": {\n  "type": "café"\n }\n}'.encode("latin-1"), [f"3: byte 14 of the line, 0xe9, {LATIN}"]),
+        (f"[{text_of('one')},\n{text_of('two').strip()}", ["one", "two", f"3: {OPEN}"]),
+        (f"[{text_of('one').strip()},\n", ["one", f"1: {OPEN}"]),
+        (f"[{text_of('one').strip()}]\n", ["one"]),
+        (json.dumps([{"job": {"type": "t"}}] * 3), ["digest-1", "digest-1.1", "digest-1.2"]),
+        (json.dumps([job("x"), job("x")]), ["x", "1: assignment_id: 'x' is in line 1 already…"]),
+        ('[\n {"job":\n  {"type": "t",\n   "inputs": {}}}\n]', ["4: job.inputs: unknown field…"]),
+        ('{\n "job": {"type": "t"},\n "options": {\n  "timeout_ms": "5"\n }\n}', ["4: options.timeout_ms: Expected…"]),
+        ('{\n "job": {"type": "t"},\n "job": {"type": "u"}\n}', [f"3: job: {TWICE}"]),
+        ('{\n "job": {"type": "t"},\n "options": {oops}\n}', ["3: not JSON: JSON is malformed: …"]),
+        ('{\n "job": {"type": "t"},\n "options": {\n', ["1: not JSON: …"]),
     ],
 )
-def test_a_key_that_stands_twice_is_refused_with_its_path(file: Path, line: str, path: str) -> None:
-    assert told(file, line) == [f"1: {path}: the key stands twice in one object; keep one of them"]
+def test_each_mistake_is_named_with_its_own_line_and_its_path(
+    content: bytes | str, expected: list[str], tmp_path: Path
+) -> None:
+    """An end of three dots stands for the rest of a sentence."""
+    found = told(tmp_path / "work.jsonl", content)
+    begun = [want.removesuffix("…") for want in expected]
+    assert [one[: len(want)] if want not in expected else one for one, want in zip(found, begun, strict=True)] == begun
 
 
-def test_the_same_name_in_two_objects_is_no_repetition(file: Path) -> None:
-    line = '{"assignment_id": "x", "job": {"type": "t", "payload": {"type": 1, "l": [{"n": 1}, {"n": 2}]}}}'
-
-    assert told(file, line) == ["x"]
-
-
-def test_run_and_submit_name_an_unknown_field_whatever_its_name_and_show_no_secret(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With a file to read, and a secret."""
     (tmp_path / "reefknot.yaml").write_text(f"{CONFIGURATION}\nsecrets: {{mine: 'file:mine.txt'}}\n")
     (tmp_path / "mine.txt").write_text("xyzzy-4711")
-    twice = '{"job": {"type": "t", "payload": {"token": "hunter2", "token": "hunter3"}}}'
-    lines = [json.dumps({"password": "hunter2"}), twice, json.dumps({"password=hunter2": 1, "xyzzy-4711": 1})]
-    lines += [json.dumps({"xyzzy-4711": 1})]
-    (tmp_path / "work.jsonl").write_text("\n".join(lines) + "\n")
-
-    for verb in ("run", "submit"):
-        told = command(tmp_path, verb, "work.jsonl").stderr
-        assert "work.jsonl:1: password: unknown field; accepted: " in told
-        assert "work.jsonl:2: job.payload.token: the key stands twice" in told
-        assert "work.jsonl:3: password=[redacted]: unknown field; " in told
-        assert "work.jsonl:4: [redacted]: unknown field; " in told
-        assert "hunter" not in told
-        assert "xyzzy" not in told
-
-
-def test_run_and_submit_refuse_a_misspelt_id_where_it_stands_and_do_the_rest(tmp_path: Path) -> None:
-    """Ignored, the misspelt id would be a random one, and the work would be done again by every run."""
-    (tmp_path / "reefknot.yaml").write_text(CONFIGURATION)
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("ahoy")
+    return tmp_path
+
+
+def test_run_and_submit_name_an_unknown_field_whatever_its_name_and_show_no_secret_and_do_the_rest(
+    folder: Path,
+) -> None:
+    """Ignored, a misspelt id would be a random one, and the work would be done again by every run."""
+    twice = '{"job": {"type": "t", "payload": {"token": "hunter2", "token": "hunter3"}}}'
+    lines = [json.dumps({"password": "hunter2"}), twice, json.dumps({"password=hunter2": 1, "xyzzy-4711": 1})]
     misspelt = {"assigment_id": "two", "job": job("two")["job"]}
-    (tmp_path / "work.jsonl").write_text(f"{json.dumps(job('one'))}\n{json.dumps(misspelt)}\n")
+    lines += [json.dumps({"xyzzy-4711": 1}), json.dumps(job("one")), json.dumps(misspelt)]
+    (folder / "work.jsonl").write_text("\n".join(lines) + "\n")
 
-    for words in (("run", "work.jsonl", "--json"), ("submit", "work.jsonl", "--json")):
-        done = command(tmp_path, *words)
-        answer = json.loads(done.stdout)
-        assert (done.returncode, answer.get("succeeded", len(answer.get("handed_in", ())))) == (1, 1), done.stderr
-        assert "work.jsonl:2: assigment_id: unknown field" in done.stderr
-        assert "did you mean 'assignment_id'?" in done.stderr
+    for verb in ("run", "submit"):
+        done = command(folder, verb, "work.jsonl", "--json")
+        answer, said = json.loads(done.stdout), done.stderr
+        assert (done.returncode, answer.get("succeeded", len(answer.get("handed_in", ())))) == (1, 1), said
+        assert "work.jsonl:1: password: unknown field; accepted: " in said
+        assert "work.jsonl:2: job.payload.token: the key stands twice" in said
+        assert "work.jsonl:3: password=[redacted]: unknown field; " in said
+        assert "work.jsonl:4: [redacted]: unknown field; " in said
+        assert "work.jsonl:6: assigment_id: unknown field" in said
+        assert "did you mean 'assignment_id'?" in said
+        assert "hunter" not in said
+        assert "xyzzy" not in said
 
-    listed = json.loads(command(tmp_path, "job", "list", "--json").stdout)["jobs"]
+    listed = json.loads(command(folder, "job", "list", "--json").stdout)["jobs"]
     assert [one["id"] for one in listed] == ["one"]
-    twice = command(tmp_path, "submit", "--type", "fs.blob_get", "--inputs", '{"path": "a", "path": "b"}')
-    assert (twice.returncode, "--inputs: path: the key stands twice" in twice.stderr) == (2, True)
+    one = command(folder, "submit", "--type", "fs.blob_get", "--inputs", '{"path": "a", "path": "b"}')
+    assert (one.returncode, "--inputs: path: the key stands twice" in one.stderr) == (2, True)
 
 
 # ---- encodings -------------------------------------------------------------------------------------------------------
-
-
-def test_a_byte_order_mark_is_accepted_also_between_joined_files(file: Path) -> None:
-    content = b"".join(codecs.BOM_UTF8 + json.dumps(job(name)).encode() + b"\r\n" for name in ("one", "two"))
-
-    assert told(file, content) == ["one", "two"]
-
-
-def test_latin_1_is_one_sentence_with_the_line_and_the_byte(file: Path) -> None:
-    content = f"{json.dumps(job('one'))}\n".encode() + '{"job": {"type": "café"}}\n'.encode("latin-1")
-
-    good, bad = told(file, content)
-
-    assert good == "one"
-    assert bad == (
-        "2: byte 21 of the line, 0xe9, is not UTF-8; save the file as UTF-8 (it may be in Latin-1 or Windows-1252)"
-    )
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
@@ -188,13 +198,6 @@ def test_utf_16_is_one_sentence_for_the_whole_file(file: Path, encoding: str) ->
 
     with pytest.raises(CommandError, match=r"work.jsonl: is in UTF-16; accepted: UTF-8"):
         read(file, content.encode(encoding))
-
-
-def test_text_beyond_ascii_is_read_as_it_is(file: Path) -> None:
-    (found,) = read(file, json.dumps({"job": {"type": "t", "payload": {"name": "Åsa 日本"}}}, ensure_ascii=False))
-
-    assert isinstance(found, AssignmentLine)
-    assert found.assignment.job.payload == {"name": "Åsa 日本"}
 
 
 # ---- several lines ---------------------------------------------------------------------------------------------------
@@ -230,39 +233,8 @@ def _content(found: AssignmentLine | InvalidLine) -> tuple[Any, ...]:
     return found.assignment.assignment_id, found.assignment.job, found.assignment.options
 
 
-def test_ids_that_an_array_leaves_out_differ_and_stay_the_same(file: Path) -> None:
-    content = json.dumps([{"job": {"type": "t"}}] * 3)
-
-    assert told(file, content) == told(file, content) == ["digest-1", "digest-1.1", "digest-1.2"]
+def test_ids_that_an_array_leaves_out_differ_also_when_it_is_pretty_printed(file: Path) -> None:
     assert len(set(told(file, json.dumps([{"job": {"type": "t"}}] * 3, indent=1)))) == 3
-
-
-def test_an_id_twice_in_one_line_is_found_too(file: Path) -> None:
-    assert told(file, json.dumps([job("x"), job("x")]))[1].startswith("1: assignment_id: 'x' is in line 1 already")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('[\n {"job":\n  {"type": "t",\n   "inputs": {}}}\n]', "4: job.inputs: unknown field"),
-        ('{\n "job": {"type": "t"},\n "options": {\n  "timeout_ms": "5"\n }\n}', "4: options.timeout_ms: Expected"),
-        ('{\n "job": {"type": "t"},\n "job": {"type": "u"}\n}', "3: job: the key stands twice"),
-        ('{\n "job": {"type": "t"},\n "options": {oops}\n}', "3: not JSON: JSON is malformed: "),
-        ('{\n "job": {"type": "t"},\n "options": {\n', "1: not JSON: "),
-    ],
-)
-def test_a_mistake_inside_a_pretty_printed_object_is_told_with_its_own_line(
-    file: Path, text: str, expected: str
-) -> None:
-    (mistake,) = told(file, text)
-
-    assert mistake.startswith(expected)
-
-
-def test_latin_1_inside_a_pretty_printed_object_is_told_with_its_own_line(file: Path) -> None:
-    (mistake,) = told(file, '{\n "job": {\n  "type": "café"\n }\n}'.encode("latin-1"))
-
-    assert mistake.startswith("3: byte 14 of the line, 0xe9, is not UTF-8")
 
 
 def test_a_line_that_was_cut_off_costs_no_line_but_itself(file: Path) -> None:
@@ -286,29 +258,17 @@ def test_an_endless_pretty_printed_object_is_not_kept_whole(monkeypatch: pytest.
     assert len(text.rest()[1]) <= 1020
 
 
-def test_run_reads_an_array_from_a_pipe(tmp_path: Path) -> None:
-    (tmp_path / "reefknot.yaml").write_text(CONFIGURATION)
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / "a.txt").write_text("ahoy")
+def test_run_reads_an_array_from_a_pipe(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "reefknot", "run", "-", "--json"],
-        cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)},
+        cwd=folder,
+        env=environment(folder),
         input=codecs.BOM_UTF8 + json.dumps([job("one"), job("two")], indent=2).encode(),
         capture_output=True,
         timeout=120,
         check=False,
     )
-
     assert (done.returncode, json.loads(done.stdout)["succeeded"]) == (0, 2), done.stderr
-
-
-def test_an_array_that_is_not_closed_is_told_where_it_ends(file: Path) -> None:
-    jobs = [json.dumps(job("one")), json.dumps(job("two"))]
-    message = "the array is not closed: the file was cut off here, or a ] is missing"
-    assert told(file, f"[{jobs[0]},\n{jobs[1]}") == ["one", "two", f"2: {message}"]
-    assert told(file, f"[{jobs[0]},\n") == ["one", f"1: {message}"]
-    assert told(file, f"[{jobs[0]}]\n") == ["one"]
 
 
 def test_a_long_text_without_an_end_is_read_once(file: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_file_that_may_not_be_read_is_reported(rk: Commands, command: str) -> 
     assert (ended.code, ended.err) == (78, "named.yaml: may not be read: permission denied\n")
 
 
-@pytest.mark.parametrize("command", ["config check", "config show", "policy list", "policy explain block:x"])
+@pytest.mark.parametrize("command", ["config check", "config show", "policy list", "policy explain block:x", "up"])
 def test_a_file_that_was_named_has_to_be_there(rk: Commands, command: str) -> None:
     by_flag = rk(*command.split(), "--config", "gone.yaml")
     rk.environment.setenv("REEFKNOT_CONFIG", "gone.yaml")
@@ -83,16 +83,13 @@ def test_the_nearest_file_upwards_counts_and_a_variable_over_it(rk: Commands) ->
     assert retries() == 8
 
 
-@pytest.mark.parametrize("name", ["heads", "jsonl"])
-@pytest.mark.parametrize(
-    ("path", "what"), [("reefknot.yaml", "the configuration"), (".reefknot/state.db", "the store")]
-)
-def test_a_copy_of_the_log_must_not_be_a_file_of_the_system(rk: Commands, name: str, path: str, what: str) -> None:
-    rk.write(f"audit:\n  {name}:\n    path: {path}\n")
-    ended = rk("config", "check")
-
-    assert (ended.code, f"reefknot.yaml:3:5: audit.{name}.path: " in ended.err) == (78, True)
-    assert f"is {what}, which would be overwritten; accepted: a file of its own" in ended.err
+def test_a_copy_of_the_log_must_not_be_a_file_of_the_system(rk: Commands) -> None:
+    for path, what in (("reefknot.yaml", "the configuration"), (".reefknot/state.db", "the store")):
+        for name in ("heads", "jsonl"):
+            rk.write(f"audit:\n  {name}:\n    path: {path}\n")
+            ended = rk("config", "check")
+            assert (ended.code, f"reefknot.yaml:3:5: audit.{name}.path: " in ended.err) == (78, True)
+            assert f"is {what}, which would be overwritten; accepted: a file of its own" in ended.err
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
@@ -108,69 +105,62 @@ def test_secrets_are_never_shown_and_references_are(rk: Commands, form: tuple[st
     )
     rk.environment.setenv("MAIL_PASSWORD", "canary-6")
     ended = rk("config", "show", *form)
-    shown = ended.out + ended.err
-
     assert ended.code == 0, ended.err
-    assert [one in shown for one in ("canary", "5551234", "env:MAIL_PASSWORD", "mail.example")] == [
-        *(False, False),
-        *(True, True),
-    ]
+    shown = [one for one in ("canary", "5551234", "env:MAIL_PASSWORD", "mail.example") if one in ended.out + ended.err]
+    assert shown == ["env:MAIL_PASSWORD", "mail.example"]
 
 
-def test_the_schema_is_that_of_the_configuration(rk: Commands) -> None:
-    schema = rk("config", "schema").json
-
-    assert schema["$schema"].startswith("https://json-schema.org/")
-    assert set(schema["properties"]) == set(keys_of(Configuration))
-    assert rk("config", "schema", "--json").json == schema
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_what_is_written_is_the_recommended_file_and_is_in_force(rk: Commands, full: bool) -> None:
-    ended = rk("init", *(["--full"] if full else []))
-
+@pytest.mark.parametrize("words", [(), ("--full",), ("--force",)], ids=" ".join)
+def test_what_is_written_is_the_recommended_file_and_is_in_force(rk: Commands, words: tuple[str, ...]) -> None:
+    if "--force" in words:
+        rk.write("engine: 'memory:'\n")
+    ended = rk("init", *words)
     assert (ended.code, ended.out) == (0, "")
-    assert (rk.folder / "reefknot.yaml").read_text() == recommended(full=full)
-    assert (rk.folder / "files").is_dir(), "the folder that its file steps may use"
+    assert (rk.folder / "reefknot.yaml").read_text() == recommended(full="--full" in words), "and nothing else"
+    assert sorted(os.listdir(rk.folder)) == ["files", "reefknot.yaml"], "the folder that its file steps may use"
     checked = rk("config", "check")
     assert (checked.code, checked.err) == (0, "")
     assert "worker.retries.v2 on, worker.queue.v2 on" in checked.out
 
 
-@pytest.mark.parametrize(
-    ("statuses", "decision"), [(("408", "425", "429", "500"), "retry"), (("404", "501", "505"), "stop")]
-)
-def test_it_knows_the_statuses_that_the_documents_table_leaves_out(
-    rk: Commands, statuses: tuple[str, ...], decision: str
-) -> None:
+def test_it_knows_the_statuses_that_the_documents_table_leaves_out(rk: Commands) -> None:
     rk("init")
-    found = {one: rk("policy", "explain", "block:http", "--status", one, "--json").json["decision"] for one in statuses}
-    assert found == dict.fromkeys(statuses, decision)
+    decisions = {"retry": ("408", "425", "429", "500"), "stop": ("404", "501", "505")}
+    for decision, statuses in decisions.items():
+        for one in statuses:
+            found = rk("policy", "explain", "block:http", "--status", one, "--json").json
+            assert found["decision"] == decision, one
 
 
-def test_a_link_that_leads_nowhere_is_not_followed(rk: Commands) -> None:
+def test_a_link_is_not_followed_a_folder_of_that_name_stays_and_without_rights_it_is_77(rk: Commands) -> None:
     (rk.folder / "reefknot.yaml").symlink_to(rk.folder / "elsewhere")
-
     assert rk("init").code == 1
     assert not (rk.folder / "elsewhere").exists()
+    (rk.folder / "reefknot.yaml").unlink()
+    (rk.folder / "reefknot.yaml").mkdir()
+    assert rk("init", "--force").code == 1
+    assert os.listdir(rk.folder) == ["reefknot.yaml"]
+    (rk.folder / "reefknot.yaml").rmdir()
 
+    def forbidden(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", "reefknot.yaml")
 
-def test_force_replaces_it_whole(rk: Commands) -> None:
-    path = rk.write("engine: 'memory:'\n")
-
-    assert rk("init", "--force").code == 0
-    assert path.read_text() == recommended()
-    assert sorted(os.listdir(rk.folder)) == ["files", "reefknot.yaml"]
+    rk.environment.setattr("pathlib.Path.open", forbidden)
+    ended = rk("init")
+    assert (ended.code, ended.err) == (77, "reefknot: reefknot.yaml: permission denied\n")
 
 
 def test_the_short_file_and_the_full_one_retry_alike(rk: Commands) -> None:
     """The full one writes down what is built in; a value that differs would be a surprise."""
+    schema = rk("config", "schema").json
+    assert schema["$schema"].startswith("https://json-schema.org/")
+    assert set(schema["properties"]) == set(keys_of(Configuration))
+
     policies = []
     for words in (("init",), ("init", "--full", "--force")):
         assert rk(*words).code == 0
         listed = rk("policy", "list", "--json").json["policies"]
         policies.append({one["target"]: one["policy"] for one in listed})
-
     assert policies[0] == policies[1]
 
 
@@ -188,21 +178,6 @@ def test_a_dry_run_over_an_existing_file_says_what_a_real_run_would_do(rk: Comma
     assert ("reefknot.yaml exists already" in real.err, "refusal" in as_json.json) == (not words, not words)
     said = "in place of the one that is there" if words else real.err.removeprefix("reefknot: ").rstrip("\n")
     assert said in dry.err
-
-
-def test_a_folder_under_that_name_is_reported(rk: Commands) -> None:
-    (rk.folder / "reefknot.yaml").mkdir()
-    assert rk("init", "--force").code == 1
-    assert os.listdir(rk.folder) == ["reefknot.yaml"]
-
-
-def test_a_folder_that_may_not_be_written_is_77(rk: Commands) -> None:
-    def forbidden(*arguments: object, **options: object) -> None:
-        raise PermissionError(13, "Permission denied", "reefknot.yaml")
-
-    rk.environment.setattr("pathlib.Path.open", forbidden)
-    ended = rk("init")
-    assert (ended.code, ended.err) == (77, "reefknot: reefknot.yaml: permission denied\n")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

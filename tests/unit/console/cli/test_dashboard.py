@@ -21,13 +21,13 @@ from tests.unit.console.cli.running import Commands
 
 CERTIFICATE = Path(__file__).parents[3] / "integration" / "localhost.pem"
 TOKEN = "a-token-that-is-long-enough"
+WANTED = "tls_certificate, dashboard.tls_key, dashboard.operator_token or reader_token"
 
 
 @pytest.fixture
-def store(rk: Commands) -> Path:
-    path = rk.folder / ".reefknot" / "state.db"
-    work_items.submitted(path, "known")
-    return path
+def store(store: Path) -> Path:
+    work_items.submitted(store, "known")
+    return store
 
 
 @pytest.fixture
@@ -40,23 +40,25 @@ def taken() -> Iterator[int]:
 # ---- the port --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "ways"),
-    [
-        (("dashboard", "--port", "{}"), "--port or dashboard.port"),
-        (("up", "--for", "0"), "dashboard.port or REEFKNOT__DASHBOARD__PORT"),
-    ],
-)
-def test_a_port_in_use_that_somebody_chose_is_an_error(
-    rk: Commands, store: Path, taken: int, words: tuple[str, ...], ways: str
+def test_a_port_in_use_that_was_chosen_is_an_error_as_is_an_address_that_this_machine_does_not_have(
+    rk: Commands, store: Path, taken: int
 ) -> None:
+    rk.environment.setenv("TOKEN", TOKEN)
+    rk.write(f"dashboard: {{tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}, operator_token: env:TOKEN}}")
+    ended = rk("dashboard", "--host", "192.0.2.1", "--port", "0")
+    assert ended.code == 78
+    assert "the dashboard cannot be served on 192.0.2.1:0: " in ended.err
+    assert "check --host and --port" in ended.err
+
     rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", str(taken))
-
-    ended = rk(*(word.format(taken) for word in words))
-
-    assert ended.code == 75
-    assert f"127.0.0.1:{taken}: the port is in use" in ended.err
-    assert f"choose another with {ways} (0 takes a free one)" in ended.err
+    for words, ways in (
+        (("dashboard", "--port", str(taken)), "--port or dashboard.port"),
+        (("up", "--for", "0"), "dashboard.port or REEFKNOT__DASHBOARD__PORT"),
+    ):
+        ended = rk(*words)
+        assert ended.code == 75
+        assert f"127.0.0.1:{taken}: the port is in use" in ended.err
+        assert f"choose another with {ways} (0 takes a free one)" in ended.err
 
 
 def test_the_usual_port_in_use_is_replaced_by_a_free_one(
@@ -97,55 +99,18 @@ def test_the_address_has_the_token_that_was_made_only_on_a_terminal_also_as_a_li
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#token=[\w-]{43}", address)
 
 
-def test_an_address_that_this_machine_does_not_have_is_refused(rk: Commands, store: Path) -> None:
-    rk.write(f"dashboard: {{tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}, operator_token: env:TOKEN}}")
-    rk.environment.setenv("TOKEN", TOKEN)
-
-    ended = rk("dashboard", "--host", "192.0.2.1", "--port", "0")
-
-    assert ended.code == 78
-    assert "the dashboard cannot be served on 192.0.2.1:0: " in ended.err
-    assert "check --host and --port" in ended.err
-
-
 # ---- TLS and tokens --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
-@pytest.mark.parametrize("words", [("dashboard", "--host", "{}"), ("up", "--for", "0")])
-def test_another_address_without_tls_and_tokens_is_refused_with_the_settings(
-    rk: Commands, store: Path, host: str, words: tuple[str, ...]
-) -> None:
-    rk.environment.setenv("REEFKNOT__DASHBOARD__HOST", f'"{host}"')
-
-    ended = rk(*(word.format(host) for word in words))
-
-    assert ended.code == 78
-    for name in ("tls_certificate", "tls_key", "operator_token"):
-        assert f"dashboard.{name}" in ended.err
-    assert ("dashboard.allowed_hosts" in ended.err) is (host in ("0.0.0.0", "::"))
-
-
-@pytest.mark.parametrize(
-    ("section", "missing"),
-    [
-        (f"{{tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}}}", "dashboard.operator_token"),
-        ("{operator_token: env:TOKEN}", "dashboard.tls_certificate"),
-    ],
-)
-def test_tls_alone_and_a_token_alone_are_not_enough(rk: Commands, store: Path, section: str, missing: str) -> None:
-    rk.write(f"dashboard: {section}")
-    rk.environment.setenv("TOKEN", TOKEN)
-
-    ended = rk("dashboard", "--host", "192.0.2.1")
-
-    assert ended.code == 78
-    assert f"set {missing}" in ended.err
 
 
 @pytest.mark.parametrize(
     ("section", "named"),
     [
+        *((f"{{host: '{one}'}}", f"dashboard.{WANTED}") for one in ("0.0.0.0", "::", "192.0.2.1", "example.org")),
+        (
+            f"{{host: 192.0.2.1, tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}}}",
+            "set dashboard.operator_token",
+        ),
+        ("{host: 192.0.2.1, operator_token: env:TOKEN}", "set dashboard.tls_certificate"),
         ("{operator_token: env:NOT_THERE}", "there is no such environment variable"),
         ("{operator_token: env:SHORT}", "the token is too short; accepted: at least 16 characters"),
         ("{operator_token: env:TOKEN, reader_token: env:TOKEN}", "operator_token and reader_token are the same"),
@@ -168,17 +133,21 @@ def test_a_section_that_cannot_be_used_is_refused(
 
     assert (ended.code, ended.out) == (78, "")
     assert named in ended.err
+    assert ("dashboard.allowed_hosts" in ended.err) is ("'0.0.0.0'" in section or "'::'" in section)
     assert "too-short-token" not in ended.err
     assert "written-in-the-file" not in ended.err
 
 
-def test_a_configured_token_is_never_printed(rk: Commands, store: Path) -> None:
+def test_a_configured_token_is_never_printed_and_without_one_each_start_makes_another(
+    rk: Commands, store: Path
+) -> None:
+    tokens = {rk("dashboard", "--for", "0", "--port", "0", "--json").json["token"] for _ in range(2)}
+    assert [len(one) for one in tokens] == [43, 43], "two of 32 random bytes"
+
     rk.write("dashboard: {operator_token: env:TOKEN, port: 0}")
     rk.environment.setenv("TOKEN", TOKEN)
-
     told, as_json = rk("dashboard", "--for", "0"), rk("dashboard", "--for", "0", "--json")
     lines, system = rk("dashboard", "--for", "0", "--log-format", "json"), rk("up", "--for", "1")
-
     assert told.code == as_json.code == lines.code == system.code == 0
     for one in (told, lines, system):
         assert "log in with the token of dashboard.operator_token (env:TOKEN)" in one.err
@@ -187,31 +156,19 @@ def test_a_configured_token_is_never_printed(rk: Commands, store: Path) -> None:
     assert "#token" not in told.err + lines.err + system.err
 
 
-def test_each_start_makes_another_token(rk: Commands, store: Path) -> None:
-    tokens = {rk("dashboard", "--for", "0", "--port", "0", "--json").json["token"] for _ in range(2)}
-
-    assert len(tokens) == 2
-    assert {len(one) for one in tokens} == {43}, "32 random bytes"
-
-
-def test_a_missing_package_is_named_with_its_extra(rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_extra_and_a_dashboard_that_is_switched_off_is_not_served(
+    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "NEEDED", ("starlette", "no_such_package"))
-
     ended, system = rk("dashboard", "--for", "0"), rk("up", "--for", "0")
-
     assert ended.code == 78
     assert "pip install '.[dashboard]' in a checkout (missing: no_such_package)" in ended.err
     assert system.code == 0
     assert sum("'.[dashboard]'" in line for line in system.err.splitlines()) == 1
 
-
-def test_a_dashboard_that_is_switched_off_is_not_served(rk: Commands, store: Path) -> None:
     rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
-
-    ended = rk("up", "--for", "0")
-
-    assert ended.code == 0
-    assert "dashboard" not in ended.err
+    off = rk("up", "--for", "0")
+    assert (off.code, "dashboard" in off.err) == (0, False)
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------

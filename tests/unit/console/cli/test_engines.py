@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -90,21 +89,15 @@ async def test_a_new_engine_is_opened_by_its_address() -> None:
         assert len(await store.work.find(limit=10)) == 1
 
 
-def test_commands_use_its_store_and_show_no_password(rk: Commands) -> None:
+def test_commands_use_its_store_show_no_password_and_doctor_examines_what_is_in_it(rk: Commands) -> None:
     submitted = rk("submit", "--type", "python.call", "--inputs", "{}", "--engine", "stub://ann:hunter2@here")
     listed = rk("job", "list", "--engine", "stub://ann:hunter2@here", "--json")
-
+    examined = rk("doctor", "--engine", "stub://ann:hunter2@here", "--json")
     assert submitted.code == listed.code == 0, (submitted.err, listed.err)
-    assert len(json.loads(listed.out)["jobs"]) == 1
-    assert "hunter2" not in submitted.err + submitted.out + listed.err
-
-
-def test_doctor_examines_its_store_and_what_is_in_it(rk: Commands) -> None:
-    assert rk("submit", "--type", "python.call", "--inputs", "{}", "--engine", "stub://here").code == 0
-    found = {one["check"]: one for one in json.loads(rk("doctor", "--engine", "stub://here", "--json").out)["findings"]}
-
-    assert found["server"]["text"] == "the stub answers"
-    assert "1 job waits" in found["systems"]["text"]
+    assert len(listed.json["jobs"]) == 1
+    assert "hunter2" not in "".join(one.out + one.err for one in (submitted, listed, examined))
+    found = {one["check"]: one["text"] for one in examined.json["findings"]}
+    assert (found["server"], "1 job waits" in found["systems"]) == ("the stub answers", True)
 
 
 def test_the_configuration_accepts_its_addresses_and_refuses_others_with_its_reason(rk: Commands) -> None:
@@ -117,17 +110,13 @@ def test_the_configuration_accepts_its_addresses_and_refuses_others_with_its_rea
     assert "a stub has a name; accepted: sqlite:PATH, nats://HOST:PORT, memory: or stub://NAME" in ended.err
 
 
-def test_a_command_on_files_refuses_it_in_its_own_words(rk: Commands) -> None:
+def test_a_command_on_files_refuses_it_in_its_own_words_and_without_a_row_in_the_table_all_do(
+    rk: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is the control."""
     ended = rk("store", "compact", "--engine", "stub://here")
-
-    assert ended.code == 2
-    assert "stub://here is a stub and has no file" in ended.err
-
-
-def test_without_a_row_in_the_table_it_is_refused_everywhere(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control."""
+    assert (ended.code, "stub://here is a stub and has no file" in ended.err) == (2, True)
     monkeypatch.delitem(ENGINES, "stub")
-
     assert "accepted" in rk("doctor", "--engine", "stub://here").err
     with pytest.raises(ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
         engine_of("stub://here")
@@ -140,19 +129,12 @@ def test_every_engine_says_what_its_addresses_mean(rk: Commands) -> None:
     assert rk("submit", "--type", "python.call", "--inputs", "{}").code == 0
     state_file = Path(".reefknot/state.db").absolute()
     assert accepted_urls(shared_only=True) == "sqlite:PATH, nats://HOST:PORT or stub://NAME"
-    assert [file_of(url) for url in ("sqlite:a.db", "nats://h:4222/x", "tls://h", "memory:")] == [
-        "a.db",
-        None,
-        None,
-        None,
-    ]
+    files = [file_of(url) for url in ("sqlite:a.db", "nats://h:4222/x", "tls://h", "memory:")]
+    assert files == ["a.db", None, None, None]
     assert [has_file(url) for url in ("sqlite:a.db", "nats://h", "memory", "sqlite", "a.db")] == [True] + [False] * 4
     assert all(map(is_shared, ("sqlite:a.db", "nats://h", "stub://here")))
     assert not any(map(is_shared, ("memory:", "memory", "memory:1f")))
     assert url_of_file(state_file) == f"sqlite:{state_file}"
     assert url_of_file(Path(__file__)) is None
-
-
-def test_an_open_store_leads_to_its_engine() -> None:
-    assert engine_of(MemoryStore(SystemClock()).identity) is engine_of("memory:")
+    assert engine_of(MemoryStore(SystemClock()).identity) is engine_of("memory:"), "an open store leads to its engine"
     assert engine_of("nats:nats://here:4222") is engine_of("tls://here")

@@ -17,9 +17,8 @@ CANARY = "Canary-4e1f9"
 
 
 @pytest.fixture
-def store(rk: Commands) -> Path:
+def store(store: Path) -> Path:
     """`order-7` is done, `order-8` is held."""
-    path = rk.folder / ".reefknot" / "state.db"
 
     async def fill(opened: Store) -> None:
         done = await opened.idempotency.claim("order-7", owner="w1")
@@ -28,8 +27,8 @@ def store(rk: Commands) -> Path:
         await opened.idempotency.finish(done.claim, Done(result))
         await opened.idempotency.claim("order-8", owner="w2", lease=3600)
 
-    in_store(path, fill)
-    return path
+    in_store(store, fill)
+    return store
 
 
 def test_show_hides_what_is_secret_by_name_and_by_configuration(rk: Commands, store: Path) -> None:
@@ -50,26 +49,18 @@ def test_without_a_name_the_user_of_the_system_did_it_and_a_secret_in_a_key_stay
     rk.environment.setenv("THE_SECRET", "order-7")
     rk.write("secrets:\n  key: env:THE_SECRET\n  gone: env:NOT_SET_HERE\n")
     assert rk("idempotency", "forget", "order-7").code == 0
-
     (action,) = work_items.events(store)
     assert isinstance(action, OperatorAction)
     assert (action.actor, action.subject) == ("bob", "[redacted]")
 
 
-def test_show_tells_when_a_lease_ends(rk: Commands) -> None:
-    async def hold(store: Store) -> None:
-        await store.idempotency.claim("held", owner="me", lease=600)
-        await store.idempotency.claim("over", owner="me", lease=0)
-
-    in_store(rk.folder / "state.db", hold)
-    held = rk("idempotency", "show", "held", "--engine", "sqlite:state.db", "--json").json
-    over = rk("idempotency", "show", "over", "--engine", "sqlite:state.db", "--json").json
-
-    assert 0 < held["lease_seconds_left"] <= 600
+def test_show_tells_when_a_lease_ends_and_an_outcome_that_is_nested_too_deeply_is_refused(
+    rk: Commands, store: Path
+) -> None:
+    in_store(store, lambda opened: opened.idempotency.claim("over", owner="me", lease=0))
+    held, over = (rk("idempotency", "show", key, "--json").json for key in ("order-8", "over"))
+    assert 0 < held["lease_seconds_left"] <= 3600
     assert held["lease_ends_at"] > held["created_at"]
     assert (over["lease_seconds_left"], over["lease_ends_at"]) == (0, None)
-
-
-def test_an_outcome_that_is_nested_too_deeply_is_refused(rk: Commands, store: Path) -> None:
     ended = rk("idempotency", "resolve", "order-8", "--done", "[" * 50_000)
     assert (ended.code, "--done" in ended.err) == (2, True)

@@ -24,27 +24,7 @@ from reefknot.stores.sqlite import work_rows
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.audit_events import in_store
 from tests.unit.console.cli.running import Commands
-
-
-@pytest.fixture
-def store(rk: Commands) -> Path:
-    return rk.folder / ".reefknot" / "state.db"
-
-
-def test_every_job_is_listed_once_with_its_state_and_attempts_the_newest_first(rk: Commands, store: Path) -> None:
-    work_items.submitted(store, "waits", "done")
-    work_items.accepted(store, "done", WorkDone("{}"))
-    work_items.accepted(store, "failed", WorkFailed(None, None, "attempts_spent"))
-    found = rk("job", "list", "--json").json
-
-    assert [(one["id"], one["state"], one["attempts"]) for one in found["jobs"]] == [
-        *(("failed", "failed", 1), ("done", "succeeded", 1)),
-        ("waits", "pending", 0),
-    ]
-    assert (found["states"]["succeeded"], found["waiting_for_router"], found["next"]) == (1, 1, None)
-    assert "total: 1 pending, 1 succeeded" in rk("job", "list", "--sort", "oldest").err
-    filtered = rk("job", "list", "--state", "succeeded").err
-    assert ("all jobs: 1 pending, 1 succeeded" in filtered, "total" in filtered) == (True, False)
+from tests.unit.console.cli.steps import lines, prepared
 
 
 def test_a_list_narrows_by_its_filters_and_goes_on_where_it_ended(rk: Commands, store: Path) -> None:
@@ -53,18 +33,25 @@ def test_a_list_narrows_by_its_filters_and_goes_on_where_it_ended(rk: Commands, 
     work_items.failed_job(store, IngestionJob("notes/1", "local_files", "notes"))
     work_items.accepted(store, "acme|c", WorkDone(), kind="local_files")
     table = {
+        "": ["c", "notes/1", "b", "a"],
         "--state succeeded": ["c"],
+        "--tenant acme": ["c"],
         "--type fs.blob_get": ["b", "a"],
         "--source notes": ["notes/1"],
         "--connector local_files": ["notes/1"],
         "--error answered": ["b"],
         "--error spent": ["b"],
         "--before 1h": [],
+        "--since 1m --sort oldest": ["a", "b", "notes/1", "c"],
         "--since 1h --before 2999-01-01T00:00:00Z --type fs.blob_get": ["b", "a"],
     }
     assert {words: work_items.ids(rk, "job", *words.split()) for words in table} == table
     first = rk("job", "list", "--json", "--limit", "2").json
     assert [one["id"] for one in first["jobs"]] == ["c", "notes/1"]
+    assert (first["states"]["succeeded"], first["waiting_for_router"]) == (1, 1)
+    assert "total: 1 pending, 1 succeeded, 1 failed, 1 quarantined" in rk("job", "list", "--sort", "oldest").err
+    filtered = rk("job", "list", "--state", "succeeded").err
+    assert ("all jobs: 1 pending, 1 succeeded" in filtered, "total" in filtered) == (True, False)
     assert work_items.ids(rk, "job", "--after", first["next"]) == ["b", "a"]
     assert "hunter2" not in "".join(rk("job", "show", "b", *form).out for form in ((), ("--json",)))
 
@@ -81,13 +68,20 @@ def test_a_list_that_ends_at_the_bound_of_its_search_says_so_and_goes_on(
     assert "old" in rk("job", "list", "--error", "rare", "--after", "b").out
 
 
-def test_a_job_that_waits_for_its_retry_says_when_it_is_due(rk: Commands, store: Path) -> None:
+def test_a_job_that_waits_for_its_retry_says_when_it_is_due_and_an_attempt_that_runs_is_shown_as_such(
+    rk: Commands, store: Path
+) -> None:
     work_items.accepted(store, "later", TryAgain(4_000_000_000_000, "{}", "transient", 1000, "HTTP_ERROR"))
     (one,) = rk("job", "list", "--json").json["jobs"]
-
     assert (one["state"], one["attempts"], one["worker"]) == ("pending", 1, "worker-1")
     assert one["due_in_s"] > 1000
     assert "in " in rk("job", "list").out
+
+    item = WorkItem("x", "fs.blob_get", "cpu@worker-1", payload=b"{}")
+    in_store(store, lambda one: one.work.assign([item], start={"x"}, owner="worker-1#1"))
+    assert re.search(r"attempts +1 \(running\)", rk("job", "show", "x").out)
+    assert rk("job", "show", "x", "--json").json["attempts"] == 0, "those that have ended"
+    assert re.search(r"\bx +fs\.blob_get +running +1\b", rk("job", "list").out)
 
 
 def test_the_history_of_a_job_has_no_line_twice(rk: Commands, store: Path) -> None:
@@ -97,14 +91,6 @@ def test_the_history_of_a_job_has_no_line_twice(rk: Commands, store: Path) -> No
     event = Quarantined(**envelope(wall=1.0, work_id="x"), reason="attempts_spent")
     in_store(store, lambda one: Journal(one.audit).write(event))
     assert rk("job", "show", "x").out.count("Z  quarantined: attempts_spent") == 1
-
-
-def test_an_attempt_that_runs_is_shown_as_such(rk: Commands, store: Path) -> None:
-    item = WorkItem("x", "fs.blob_get", "cpu@worker-1", payload=b"{}")
-    in_store(store, lambda one: one.work.assign([item], start={"x"}, owner="worker-1#1"))
-    assert re.search(r"attempts +1 \(running\)", rk("job", "show", "x").out)
-    assert rk("job", "show", "x", "--json").json["attempts"] == 0, "those that have ended"
-    assert re.search(r"\bx +fs\.blob_get +running +1\b", rk("job", "list").out)
 
 
 @pytest.mark.parametrize("body", ["'nonsense'", "'[]'"])
@@ -126,39 +112,19 @@ def test_a_damaged_event_of_a_job_is_shown_as_unreadable_among_the_others(rk: Co
     assert (plain.code, "is unreadable; see `audit verify`" in plain.out) == (0, True)
 
 
-V2 = """\
-worker: {retries: {v2: {enabled: true, block_policies: {own.flaky: {base_delay_ms: 1, max_delay_ms: 5}}}}}
-"""
-FLAKY = """\
-import reefknot
-
-calls = 0
-
-@reefknot.block("own.flaky")
-async def flaky(inputs, context):
-    global calls
-    calls += 1
-    if calls < 3:
-        raise ConnectionError("the line is down")
-    return {"calls": calls}
-"""
-
-
 def test_the_story_of_a_job_that_a_worker_ran_has_its_attempts_and_the_layer_that_decided(
     rk: Commands, store: Path
 ) -> None:
-    rk.write(V2)
-    module = str(rk.write(FLAKY, "flaky_steps.py"))
-    rk.write('{"assignment_id": "a", "job": {"type": "own.flaky"}}\n', "work.jsonl")
-    assert rk("run", "work.jsonl", "--module", module).code == 0
+    own = prepared(rk)
+    assert rk("run", lines(rk, own.flaky("a", 2)), "--module", own.module).code == 0
     settings = load_settings(str(rk.folder / "reefknot.yaml"), environ={}, cwd=rk.folder)
 
     found = in_store(store, lambda one: job_story(Operator(one, Redactor(), None, settings), "a"))
     told = [(one["number"], one["outcome"], one["decision"], one["layer"]) for one in found["attempts"]]
-    assert told == [(1, "retried", "again", "target"), (2, "retried", "again", "target"), (3, "succeeded", None, None)]
+    assert told == [(1, "retried", "again", "global"), (2, "retried", "again", "global"), (3, "succeeded", None, None)]
     first, second, last = found["attempts"]
     named = first["classification"], first["failure_type"], first["wait_from"]
-    assert named == ("network", "transient", "own backoff")
+    assert named == ("execution", "transient", "own backoff")
     assert (first["worker_id"], found["worker"], found["state"]) == ("worker-1", "worker-1", "succeeded")
     assert first["started_at"] <= first["ended_at"] <= second["ended_at"] <= last["ended_at"]
     assert second["due_at"] >= first["ended_at"]

@@ -12,17 +12,17 @@ from reefknot.ingest.jobs import IngestionJob
 from reefknot.queue.model.work import Quarantine, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.stores.port import Store
+from tests.rows import for_each_row
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.audit_events import in_store
 from tests.unit.console.cli.running import Commands
 
 
 @pytest.fixture
-def store(rk: Commands) -> Path:
-    path = rk.folder / ".reefknot" / "state.db"
-    work_items.quarantined(path, "order", payload={"city": "Bonn", "rows": [1, 2]})
-    work_items.failed_job(path, IngestionJob("import", "own_sea", "notes", {"folder": "Wokr"}))
-    return path
+def store(store: Path) -> Path:
+    work_items.quarantined(store, "order", payload={"city": "Bonn", "rows": [1, 2]})
+    work_items.failed_job(store, IngestionJob("import", "own_sea", "notes", {"folder": "Wokr"}))
+    return store
 
 
 def edited(rk: Commands, text: object) -> str:
@@ -78,7 +78,10 @@ def test_a_command_that_was_cut_off_may_be_given_again_and_another_edit_is_refus
     assert json.loads(work_items.item(store, "order~2").payload)["job"]["payload"] == {"city": "Rome"}
 
 
-@pytest.mark.parametrize(
+NO_FILE = "accepted: a file with the payload as JSON"
+
+
+@for_each_row(
     ("text", "said"),
     [
         ("[1]", "not an object"),
@@ -86,42 +89,38 @@ def test_a_command_that_was_cut_off_may_be_given_again_and_another_edit_is_refus
         ('{"a": 1, "a": 2}', "a: the key stands twice"),
         ('{"city": "Bonn", "rows": [1, 2]}', "it is the payload that order has already"),
         ('{"city": "[redacted]"}', "stands for a part that was hidden"),
-        pytest.param("x" * 9_000_000, "longer than", id="long"),
+        ("x" * 9_000_000, "longer than"),
     ],
 )
 def test_a_payload_that_cannot_be_one_is_refused_and_nothing_is_changed(
     rk: Commands, store: Path, text: str, said: str
 ) -> None:
     ended = rk("quarantine", "requeue", "order", "--payload", edited(rk, text))
-
     assert (ended.code, said in ended.err) == (2, True), ended.err
     assert work_items.item(store, "order").state.value == "quarantined"
     assert work_items.item(store, "order~2") is None
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("name", "said"),
     [
-        (".", ".: is a folder; accepted: a file with the payload as JSON, or - for stdin"),
-        ("", "the name of the file is empty; accepted: a file with the payload as JSON, or - for stdin"),
-        ("--dry-run", "'--dry-run' begins like an option; accepted: a file with the payload as JSON"),
-        ("/dev/zero", "/dev/zero: is a device; accepted: a file with the payload as JSON"),
+        (".", f".: is a folder; {NO_FILE}, or - for stdin"),
+        ("", f"the name of the file is empty; {NO_FILE}, or - for stdin"),
+        ("--dry-run", f"'--dry-run' begins like an option; {NO_FILE}"),
+        ("/dev/zero", f"/dev/zero: is a device; {NO_FILE}"),
         ("nowhere.json", "nowhere.json: there is no such file"),
     ],
 )
-def test_a_name_that_is_no_file_is_refused_by_its_flag(rk: Commands, store: Path, name: str, said: str) -> None:
+def test_a_name_that_is_no_file_is_refused_by_its_flag_and_a_payload_is_that_of_one_job(
+    rk: Commands, store: Path, name: str, said: str
+) -> None:
     ended = rk("quarantine", "requeue", "order", "--payload", name)
-
     assert ended.code == (66 if name == "nowhere.json" else 2)
     assert ended.err.startswith(f"reefknot: --payload: {said}")
     assert "assignment" not in ended.err
-
-
-@pytest.mark.parametrize("words", [("order", "import"), (), ("order", "--all"), ("order", "--type", "x")])
-def test_a_payload_is_that_of_one_job(rk: Commands, store: Path, words: tuple[str, ...]) -> None:
-    ended = rk("quarantine", "requeue", *words, "--payload", edited(rk, {}))
-
-    assert (ended.code, "accepted with the id of one job" in ended.err) == (2, True)
+    for words in (("order", "import"), (), ("order", "--all"), ("order", "--type", "x")):
+        ended = rk("quarantine", "requeue", *words, "--payload", edited(rk, {}))
+        assert (ended.code, "accepted with the id of one job" in ended.err) == (2, True)
 
 
 def test_what_has_no_payload_to_edit_says_so(rk: Commands, store: Path) -> None:

@@ -71,12 +71,13 @@ def followed(events: list[AnyEvent], workers: Collection[str] = ()) -> tuple[lis
     return lines, asyncio.run(main())
 
 
-def test_a_flood_is_counted_instead_of_printed() -> None:
-    lines, feed = followed([attempt(number) for number in range(500)])
-
-    assert len(lines) == live_output.LINES_A_SECOND + 1
-    assert lines[-1].split()[1:] == ["more", str(500 - live_output.LINES_A_SECOND), "retry"]
-    assert feed.kinds["retry"] == 500
+@pytest.mark.parametrize("more", [0, 475])
+def test_events_that_fit_are_all_printed_and_a_flood_is_counted(more: int) -> None:
+    fit = live_output.LINES_A_SECOND
+    lines, feed = followed([attempt(number) for number in range(fit + more)])
+    assert all("attempt 1 failed: ConnectionError: it broke; again in 1.00 s" in line for line in lines[:fit])
+    assert [line.split()[1:] for line in lines[fit:]] == [["more", str(more), "retry"]][: more and 1]
+    assert feed.kinds["retry"] == fit + more
 
 
 def completed(work: str, status: str, worker: str | None = None, attempts: int = 0) -> Completed:
@@ -100,45 +101,20 @@ def test_every_end_is_counted_by_what_the_log_says_of_it() -> None:
         completed("j", "error"),
     ]
     _, feed = followed(ends, workers=["w"])
-
-    assert feed.ends == {
-        "success": 1,
-        "timeout": 2,
-        "cancelled": 1,
-        "rejected": 2,
-        "error": 1,
-        "dropped": 1,
-    }
+    assert feed.ends == {"success": 1, "timeout": 2, "cancelled": 1, "rejected": 2, "error": 1, "dropped": 1}
 
 
-def test_events_that_fit_are_all_printed() -> None:
-    lines, _ = followed([attempt(number) for number in range(live_output.LINES_A_SECOND)])
-
-    assert len(lines) == live_output.LINES_A_SECOND
-    assert all("attempt 1 failed: ConnectionError: it broke; again in 1.00 s" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("depth", "size", "said"),
-    [(4, 5, "4 of 5"), (5, 5, "5 of 5"), (6, 5, "5 of 5 and 1 back for a retry"), (9, None, "9, unbounded")],
-)
-def test_what_comes_back_for_a_retry_is_counted_apart_from_the_queue_depth(
-    depth: int, size: int | None, said: str
-) -> None:
-    assert queue_depth(depth, size) == said
+def test_what_comes_back_for_a_retry_is_counted_apart_from_the_queue_depth() -> None:
+    assert [queue_depth(4, 5), queue_depth(5, 5), queue_depth(9, None)] == ["4 of 5", "5 of 5", "9, unbounded"]
+    assert queue_depth(6, 5) == "5 of 5 and 1 back for a retry"
 
 
 def test_a_level_is_printed_when_it_changes_and_only_then() -> None:
     lines: list[str] = []
     levels = LevelChanges(lines.append)
-
-    def seen(status: str) -> None:
+    for status in ("healthy", "critical", "critical", "healthy"):
         state = {"status": status, "depth": 4, "size": 5, "active": 2}
         levels.update({"workers": [{"worker_id": "w", "classes": {"io": state}}]})
-
-    for status in ("healthy", "critical", "critical", "healthy"):
-        seen(status)
-
     assert ["healthy → critical" in lines[0], "critical → healthy" in lines[1], len(lines)] == [True, True, 2]
 
 

@@ -10,9 +10,7 @@ import pytest
 
 from reefknot.console.cli.live_output import LogFlags
 from reefknot.console.cli.output import say
-from reefknot.console.logs import JsonLines, TextLines
 from reefknot.console.operations.values import ParameterUseError
-from reefknot.runtime.redaction import add_secrets, remove_secrets
 from tests.unit.console.cli.running import Commands
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
@@ -78,30 +76,20 @@ def test_without_a_terminal_everything_that_a_service_says_is_a_line_of_json(
     assert ended.err
 
 
-def test_a_system_that_is_asked_for_json_logs_its_decisions_and_keeps_its_feed_for_terminals(rk: Commands) -> None:
-    rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
-    inputs = json.dumps({"path": "missing.txt"})
-    assert rk("submit", "--type", "fs.blob_get", "--inputs", inputs, "--id", "lost").code == 0
-
-    ended = rk("up", "--for", "2", "--log-format", "json", "--log-level", "info")
-
-    lines = [json.loads(line) for line in ended.err.splitlines()]
-    assert [line["work_id"] for line in lines if line.get("decision") == "give_up"] == ["lost"]
-    assert ended.out == ""
-    assert "1 failed" in lines[-1]["message"]
-
-
-def test_the_traceback_of_a_step_is_a_field_of_its_line(rk: Commands) -> None:
+def test_the_traceback_of_a_step_is_a_field_of_its_line_beside_the_decision_and_the_feed_is_for_terminals(
+    rk: Commands,
+) -> None:
     rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
     rk.write(
         "import reefknot as rk\n\n@rk.block('own.bug')\nasync def bug(inputs, context):\n    return {}['x']\n",
         "bugs.py",
     )
     assert rk("submit", "--type", "own.bug", "--id", "one").code == 0
-
-    ended = rk("up", "--for", "2", "--module", "bugs", "--log-format", "json")
-
-    (line,) = [one for one in map(json.loads, ended.err.splitlines()) if "traceback" in one]
+    ended = rk("up", "--for", "2", "--module", "bugs", "--log-format", "json", "--log-level", "info")
+    lines = [json.loads(line) for line in ended.err.splitlines()]
+    assert [line["work_id"] for line in lines if line.get("decision") == "give_up"] == ["one"]
+    assert (ended.out, "1 failed" in lines[-1]["message"]) == ("", True)
+    (line,) = [one for one in lines if "traceback" in one]
     assert line["message"].endswith("own.bug one: its step raised")
     assert line["traceback"].startswith("Traceback (most recent call last):\n  File ")
     assert line["traceback"].endswith("KeyError: 'x'")
@@ -116,14 +104,17 @@ def test_the_form_can_be_chosen_by_the_environment(rk: Commands) -> None:
     assert (ended.code, "REEFKNOT_LOG_FORMAT: 'xml' is unknown" in ended.err) == (2, True)
 
 
-def test_logging_is_as_before_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logging_is_as_before_afterwards_and_when_a_word_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     root, audit = logging.getLogger(), logging.getLogger("reefknot.audit")
     before = list(root.handlers), root.level, audit.level
     logged(capsys, LogFlags(log_level="debug", log_format="json"))
-
     assert (list(root.handlers), root.level, audit.level) == before
     say("plain")
     assert capsys.readouterr().err == "plain\n"
+    for flags in (LogFlags(log_level="loud"), LogFlags(log_format="xml")):
+        with pytest.raises(ParameterUseError, match="is unknown; accepted: "), flags.applied():
+            pass
+    assert (list(root.handlers), root.level, audit.level) == before
 
 
 def test_the_error_that_ends_a_command_is_such_a_line_too(rk: Commands) -> None:
@@ -135,43 +126,3 @@ def test_the_error_that_ends_a_command_is_such_a_line_too(rk: Commands) -> None:
     assert (ended.code, plain.code) == (69, 69)
     assert "plain.txt/state.db" in lines[-1]["message"]
     assert plain.err.splitlines()[-1] == lines[-1]["message"], "the next command's messages are plain"
-
-
-@pytest.mark.parametrize("flags", [LogFlags(log_level="loud"), LogFlags(log_format="xml")])
-def test_an_unknown_word_is_refused_before_anything_is_changed(flags: LogFlags) -> None:
-    handlers = list(logging.getLogger().handlers)
-    with pytest.raises(ParameterUseError, match="is unknown; accepted: "), flags.applied():
-        pass
-
-    assert logging.getLogger().handlers == handlers
-
-
-@pytest.mark.parametrize("form", [TextLines(), JsonLines()], ids=["text", "json"])
-def test_no_line_shows_a_secret_or_a_control_character(form: logging.Formatter) -> None:
-    add_secrets(["hunter2hunter2"])
-    try:
-        try:
-            raise ValueError("hunter2hunter2")
-        except ValueError as error:
-            trace = (type(error), error, error.__traceback__)
-        record = logging.LogRecord("own", logging.ERROR, "f", 1, "a\x1b[31m %s\nb", ("hunter2hunter2",), trace)
-        text = form.format(record)
-    finally:
-        remove_secrets(["hunter2hunter2"])
-
-    assert "hunter2" not in text
-    assert "\x1b" not in text
-    assert "ValueError" in text, "the traceback is there"
-    assert (len(text.splitlines()) == 1) is isinstance(form, JsonLines)
-
-
-def test_what_was_given_as_extra_is_without_secrets_too() -> None:
-    secret = "s3cr3t-of-a-step"
-    record = logging.makeLogRecord({"msg": "asked", "token": secret, "sent": {"headers": [f"Bearer {secret}", 7]}})
-    add_secrets((secret,))
-    try:
-        line = JsonLines().format(record)
-    finally:
-        remove_secrets((secret,))
-    assert secret not in line
-    assert json.loads(line)["sent"]["headers"][1] == 7

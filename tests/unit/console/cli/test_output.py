@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from contextlib import nullcontext
 from math import inf
 
 import pytest
@@ -22,52 +23,34 @@ from tests.unit.console.cli.running import Commands
 EVIL = "a\x1b[31mb\x9b0mc\rd\u202ee\x00"
 
 
-def test_control_characters_become_escapes() -> None:
-    assert printable(EVIL) == "a\\x1b[31mb\\x9b0mc\\rd\\u202ee\\x00"
-
-
 @pytest.mark.parametrize("show", [put, say, lambda text: put_table(("x",), [(text,)]), put_json])
 def test_no_way_out_lets_a_control_character_through(show: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printable(EVIL) == "a\\x1b[31mb\\x9b0mc\\rd\\u202ee\\x00"
     show(EVIL)  # type: ignore[operator]
-
     shown = "".join(capsys.readouterr()).replace("\n", "")
-    assert shown.isprintable()
-    assert "31m" in shown
+    assert (shown.isprintable(), "31m" in shown) == (True, True)
 
 
-def test_json_keeps_what_it_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_stays_what_it_is_in_json_and_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     put_json({"text": EVIL, "plain": "±"})
-
     out = capsys.readouterr().out
-    assert json.loads(out) == {"text": EVIL, "plain": "±"}
-    assert "±" in out
-
-
-def test_no_limit_is_null_and_an_enum_is_its_text() -> None:
-    assert jsonable({"a": inf, "b": Jitter.FULL, "c": (1, 2.5, None, True)}) == {
-        "a": None,
-        "b": "full",
-        "c": [1, 2.5, None, True],
-    }
-
-
-def test_markup_in_data_is_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (json.loads(out), "±" in out) == ({"text": EVIL, "plain": "±"}, True)
     put_table(("x",), [("[red]:smile: [/red]",)])
-
     assert "[red]:smile: [/red]" in capsys.readouterr().out
 
 
-def test_a_table_that_is_not_on_a_terminal_has_no_colours(rk: Commands) -> None:
-    assert "\x1b" not in rk("policy", "list").out
+def test_no_limit_is_null_and_an_enum_is_its_text() -> None:
+    given = {"a": inf, "b": Jitter.FULL, "c": (1, 2.5, None, True)}
+    assert jsonable(given) == {"a": None, "b": "full", "c": [1, 2.5, None, True]}
 
 
 @pytest.mark.parametrize(("columns", "widest"), [("", 120), ("60", 60), ("9999", 400), ("much", 120)])
-def test_its_width_is_bounded(rk: Commands, columns: str, widest: int) -> None:
+def test_a_table_that_is_not_on_a_terminal_is_bounded_and_has_no_colours(
+    rk: Commands, columns: str, widest: int
+) -> None:
     rk.environment.setenv("COLUMNS", columns)
-
     ended = rk("policy", "list")
-
-    assert ended.code == 0
+    assert (ended.code, "\x1b" in ended.out) == (0, False)
     assert max(map(len, ended.out.splitlines())) <= widest
 
 
@@ -84,13 +67,9 @@ def test_a_line_is_broken_between_words_where_it_can_be() -> None:
     assert wrapped("reefknot.yaml:2:50 and 2 more", 16) == ["reefknot.yaml:2:", "50 and 2 more"]
 
 
-@pytest.mark.parametrize(
-    ("variables", "coloured"),
-    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
-    ids=["a terminal", "NO_COLOR", "a dumb terminal"],
-)
+@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["a terminal", "plain", "dumb"])
 def test_a_table_has_colours_on_a_terminal_that_wants_them(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], coloured: bool
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
@@ -99,9 +78,7 @@ def test_a_table_has_colours_on_a_terminal_that_wants_them(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     put_table(("job", "state"), [("a", "failed")], styles=("cyan", "bold"))
-
-    assert ("\x1b[36ma\x1b[0m" in terminal.getvalue()) is coloured
-    assert ("\x1b" in terminal.getvalue()) is coloured
+    assert ("\x1b[36ma\x1b[0m" in terminal.getvalue()) is ("\x1b" in terminal.getvalue()) is (not variables)
 
 
 class Terminal(io.StringIO):
@@ -109,56 +86,37 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_without_a_terminal_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", written)
-    with progress("replaying", 10) as advance:
-        advance(5)
-
-    assert written.getvalue() == ""
-
-
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+def test_a_bar_is_drawn_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    with progress("replaying", 10) as advance:
-        advance(10)
-
+    written, terminal = io.StringIO(), Terminal()
+    for stream in (written, terminal):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress("replaying", 10) as advance:
+            advance(10)
+    assert written.getvalue() == ""
     assert "replaying" in terminal.getvalue()
     assert "100%" in terminal.getvalue()
 
 
-@pytest.mark.parametrize("failing", [1, 2])
-def test_only_a_first_view_that_fails_ends_a_watch(
-    failing: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+LOCKED = StoreLockedError("sqlite:state.db", "it is locked", "try again")
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "ends"), [(1, LOCKED, True), (2, LOCKED, False), (2, OutputError("the disk is full"), True)]
+)
+def test_only_a_first_view_that_fails_or_an_output_that_is_gone_ends_a_watch(
+    failing: int, error: Exception, ends: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     views: list[int] = []
 
     def draw() -> None:
         views.append(len(views) + 1)
         if views[-1] == failing:
-            raise StoreLockedError("sqlite:state.db", "it is locked", "try again")
+            raise error
 
     monkeypatch.setattr(watch, "sleep", lambda seconds: None)
     monkeypatch.setattr(watch, "reader_is_gone", lambda: len(views) == 3)
-    if failing == 1:
-        with pytest.raises(StoreLockedError):
-            watch.repeated(1.0, draw)
-    else:
+    with pytest.raises(type(error)) if ends else nullcontext():
         watch.repeated(1.0, draw)
+    if not ends:
         assert (views, "it is locked" in capsys.readouterr().err) == ([1, 2, 3], True)
-
-
-def test_a_watch_ends_when_its_output_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    views: list[int] = []
-
-    def draw() -> None:
-        views.append(1)
-        if len(views) == 2:
-            raise OutputError("the disk is full")
-
-    monkeypatch.setattr(watch, "sleep", lambda seconds: None)
-    monkeypatch.setattr(watch, "reader_is_gone", lambda: len(views) > 2)
-    with pytest.raises(OutputError):
-        watch.repeated(1.0, draw)

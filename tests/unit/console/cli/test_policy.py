@@ -10,12 +10,8 @@ import pytest
 
 from reefknot.core.failure import ErrorCode
 from reefknot.policy.book import PolicyBook, failure_from_facts
+from tests.rows import for_each_row
 from tests.unit.console.cli.running import Commands
-
-SOURCES = """
-sources:
-  work-mail: {connector: imap_mailbox, retry: {max_attempts: 2, rate_limit_delay_seconds: 60}}
-"""
 
 
 def explained(rk: Commands, *words: str) -> Any:
@@ -38,82 +34,81 @@ def test_a_configured_secret_is_not_shown(rk: Commands) -> None:
     assert rk(*words, "--json").json["failure"]["message"] == "it was [redacted]"
 
 
-def test_retries_follow_from_attempts_and_come_from_the_same_place(rk: Commands) -> None:
+def test_retries_follow_from_attempts_and_an_exception_list_is_named_as_the_reason(
+    rk: Commands,
+) -> None:
     rk.write("worker: {retries: {v2: {block_policies: {http: {max_attempts: 7}}}}}")
     policy = explained(rk, "block:http", "--status", "500")["policy"]
     attempts, retries = policy["max_attempts"], policy["retries"]
-
     assert (attempts["value"], retries["value"]) == (8, 7)
     assert retries["source"] == attempts["source"]
     assert attempts["source"].endswith("reefknot.yaml:1:49")
     assert [one["value"] for one in retries["overrode"]] == [one["value"] - 1 for one in attempts["overrode"]]
+    rk.write("operations: {KV_GET: {retryable_exceptions: [TimeoutError]}}")
+    ended = rk("policy", "explain", "operation:kv.get", "--exception", "ValueError")
+    assert "does not match the exceptions" in ended.out.splitlines()[0]
 
 
-@pytest.mark.parametrize(
-    ("words", "decision", "reason"),
-    [
-        ("block:http --status 429", "retry", "retryable"),
-        ("block:http --status 404", "stop", "not_retryable"),
-        ("block:http --error HTTP_ERROR", "retry", "retryable"),
-        ("block:http --error 3001", "retry", "retryable"),
-        ("block:http --error cancelled_by_timeout", "stop", "budget_spent"),
-        ("block:http --status 503 --retry-count 0", "stop", "attempts_spent"),
-        ("block:http --status 503 --retry-after 301", "stop", "hint_too_long"),
-        ("block:http --status 503 --retry-after 5 --timeout-ms 4000", "stop", "budget_spent"),
-        ("block:http --exception TimeoutError", "retry", "retryable"),
-        ("block:http --exception httpx.ReadTimeout", "retry", "retryable"),
-        ("block:http --exception httpx.ConnectError", "retry", "retryable"),
-        ("block:http --message 'got HTTP 503'", "retry", "retryable"),
-        ("block:my.own --failure-type permanent", "stop", "not_retryable"),
-        ("connector:imap_mailbox --message 'invalid credentials'", "stop", "not_retryable"),
-        ("connector:imap_mailbox --failure-type rate-limited", "retry", "retryable"),
-        ("connector:local_files --failure-type unknown", "retry", "retryable"),
-        ("operation:REPLAY_PROCESSING", "stop", "attempts_spent"),
-        ("operation:nats.publish --exception KeyboardInterrupt", "stop", "control_flow"),
-        ("operation:nats.publish --exception asyncio.CancelledError", "stop", "control_flow"),
-        ("operation:nats.publish --exception trio.Cancelled", "stop", "control_flow"),
-    ],
-)
-def test_a_failure_is_answered(rk: Commands, words: str, decision: str, reason: str) -> None:
-    ended = rk("policy", "explain", *shlex.split(words), "--json")
-    assert (ended.code, ended.json["decision"], ended.json["reason"]) == (0, decision, reason)
-    assert ("ingestion" in ended.json) is words.startswith("connector:")
+ANSWERS = {
+    "block:http --status 429": "retryable",
+    "block:http --status 404": "not_retryable",
+    "block:http --error HTTP_ERROR": "retryable",
+    "block:http --error 3001": "retryable",
+    "block:http --error cancelled_by_timeout": "budget_spent",
+    "block:http --status 503 --retry-count 0": "attempts_spent",
+    "block:http --status 503 --retry-after 301": "hint_too_long",
+    "block:http --status 503 --retry-after 5 --timeout-ms 4000": "budget_spent",
+    "block:http --exception TimeoutError": "retryable",
+    "block:http --exception httpx.ReadTimeout": "retryable",
+    "block:http --exception httpx.ConnectError": "retryable",
+    "block:http --message 'got HTTP 503'": "retryable",
+    "block:my.own --failure-type permanent": "not_retryable",
+    "connector:imap_mailbox --message 'invalid credentials'": "not_retryable",
+    "connector:imap_mailbox --failure-type rate-limited": "retryable",
+    "connector:local_files --failure-type unknown": "retryable",
+    "operation:REPLAY_PROCESSING": "attempts_spent",
+    "operation:nats.publish --exception KeyboardInterrupt": "control_flow",
+    "operation:nats.publish --exception asyncio.CancelledError": "control_flow",
+    "operation:nats.publish --exception trio.Cancelled": "control_flow",
+}
 
 
-@pytest.mark.parametrize("code", [code for code in ErrorCode if code is not ErrorCode.none])
+def test_a_failure_is_answered(rk: Commands) -> None:
+    found = {words: rk("policy", "explain", *shlex.split(words), "--json").json for words in ANSWERS}
+    assert {words: answer["reason"] for words, answer in found.items()} == ANSWERS
+    for words, answer in found.items():
+        assert answer["decision"] == ("retry" if ANSWERS[words] == "retryable" else "stop"), words
+        assert ("ingestion" in answer) is words.startswith("connector:"), words
+
+
 @pytest.mark.parametrize("target", ["block:fs", "connector:local_files", "operation:kv.put"])
-def test_the_command_answers_what_the_book_answers(rk: Commands, target: str, code: ErrorCode) -> None:
-    said = explained(rk, target, "--error", code.name, "--seed", "7")
-    known = PolicyBook().explain(target, failure_from_facts(code=code), seed=7)
-
-    assert said["decision"] == ("retry" if known.retries else "stop")
-    assert [wait["delay"] for wait in said["schedule"]] == [wait.delay for wait in known.schedule]
-
-
-def test_every_spelling_of_an_operation_is_the_same_target(rk: Commands) -> None:
-    for spelling in ("nats.publish", "NATS_PUBLISH", "RETRY_NATS_PUBLISH", "nats_publish"):
-        assert rk("policy", "show", f"operation:{spelling}", "--json").json["target"] == "operation:nats.publish"
+def test_the_command_answers_what_the_book_answers(rk: Commands, target: str) -> None:
+    for code in [code for code in ErrorCode if code is not ErrorCode.none]:
+        said = explained(rk, target, "--error", code.name, "--seed", "7")
+        known = PolicyBook().explain(target, failure_from_facts(code=code), seed=7)
+        assert said["decision"] == ("retry" if known.retries else "stop"), code
+        assert [wait["delay"] for wait in said["schedule"]] == [wait.delay for wait in known.schedule], code
 
 
 def test_a_seed_draws_the_waits_and_draws_them_again(rk: Commands) -> None:
     words = ("block:http", "--status", "503")
     first, again, other = (explained(rk, *words, "--seed", seed)["schedule"] for seed in ("7", "7", "8"))
-
     assert all(wait["min"] <= wait["delay"] <= wait["max"] for wait in first)
     assert first == again != other
     assert all(wait["delay"] is None for wait in explained(rk, *words)["schedule"])
 
 
-def test_the_gate_is_shown_and_does_not_change_the_answer(rk: Commands) -> None:
+def test_the_gate_is_shown_and_does_not_change_the_answer_nor_does_the_spelling_of_an_operation(rk: Commands) -> None:
     off = explained(rk, "block:http", "--status", "404")
     rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "YES")
     on = explained(rk, "block:http", "--status", "404")
-
     assert (off.pop("gate"), on.pop("gate")) == ("off", "on")
     assert off == on
+    for spelling in ("nats.publish", "NATS_PUBLISH", "RETRY_NATS_PUBLISH", "nats_publish"):
+        assert rk("policy", "show", f"operation:{spelling}", "--json").json["target"] == "operation:nats.publish"
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("words", "settings", "throttled"),
     [
         ("block:http --status 503", "{enabled: true}", True),
@@ -167,16 +162,24 @@ def test_the_time_limits_of_ones_own_step_are_explained_with_where_they_come_fro
 
 
 def test_a_source_is_laid_over_its_connector(rk: Commands) -> None:
-    rk.write(SOURCES)
+    retry = "retry: {max_attempts: 2, rate_limit_delay_seconds: 60}"
+    rk.write(f"sources: {{work-mail: {{connector: imap_mailbox, {retry}}}}}\n")
     words = ("--source", "work-mail", "--failure-type", "rate_limited")
     by_source = explained(rk, *words, "--target", "connector:imap_mailbox")
     delay = by_source["policy"]["base_delay"]
-
     assert (by_source["policy"]["retries"]["value"], delay["value"], delay["layer"]) == (2, 60.0, "source")
     assert explained(rk, *words) == by_source, "a source knows its connector"
 
 
 PATIENT = "retry_policies: {imap_mailbox: {rate_limit_delay_seconds: 1200, transient_max_attempts: 9}}\n"
+GATEWAY = """
+import reefknot as rk
+
+class GatewayError(ConnectionError): ...
+
+@rk.block("gateway.call")
+async def call(inputs, context): ...
+"""
 
 
 @pytest.mark.parametrize(
@@ -204,33 +207,16 @@ def test_what_a_source_sets_for_all_failures_beats_what_its_connector_sets_for_s
         assert in_force["value"] == policies[kind][field]["value"], "`show` and `explain` agree"
 
 
-def test_an_exception_that_cannot_be_looked_up_is_named(rk: Commands) -> None:
+def test_an_exception_that_cannot_be_looked_up_is_named_and_one_of_ones_own_steps_is_found_in_their_module(
+    rk: Commands,
+) -> None:
     unknown = rk("policy", "explain", "block:http", "--exception", "my_client.Broken")
     assert unknown.err.startswith("my_client.Broken is taken by its name alone")
     for known in ("httpx.ReadTimeout", "ValueError", "requests.Timeout", "SystemExit", "CancelledError"):
         assert "by its name alone" not in rk("policy", "explain", "block:http", "--exception", known).err
-
-
-GATEWAY = """
-import reefknot as rk
-
-class GatewayError(ConnectionError): ...
-
-@rk.block("gateway.call")
-async def call(inputs, context): ...
-"""
-
-
-def test_an_exception_of_ones_own_steps_is_looked_up_in_their_module(rk: Commands) -> None:
     rk.write(GATEWAY, "gateway_steps.py")
     words = ("block:gateway.call", "--exception", "gateway_steps.GatewayError", "--module", "gateway_steps.py")
     assert explained(rk, *words)["decision"] == "retry"
-
-
-def test_an_exception_list_is_named_as_the_reason(rk: Commands) -> None:
-    rk.write("operations: {KV_GET: {retryable_exceptions: [TimeoutError]}}")
-    ended = rk("policy", "explain", "operation:kv.get", "--exception", "ValueError")
-    assert "does not match the exceptions" in ended.out.splitlines()[0]
 
 
 # ---- what ingestion does ---------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tracemalloc
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.console.cli.assignments import assignments
+from reefknot.console.cli import assignments as reading
 from reefknot.console.cli.run import BatchRun, Tally
 from reefknot.queue.model.messages import LARGEST_MESSAGE, ExecResult, ResultJob, ResultStatus
 from reefknot.queue.model.work import Quarantine, WorkFailed, WorkItem
@@ -42,32 +41,21 @@ def test_a_file_that_succeeds_ends_with_0_and_exactly_the_promised_summary(rk: C
     assert (rk.folder / ".reefknot" / "state.db").exists(), "the default store is beside the configuration"
 
 
-def test_a_retried_success_is_recovered_and_a_spent_one_failed(rk: Commands) -> None:
-    own = prepared(rk)
-    file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9))
+@pytest.mark.parametrize("quarantine", [False, True])
+def test_a_retried_success_is_recovered_and_a_spent_one_failed_also_in_quarantine(
+    rk: Commands, quarantine: bool
+) -> None:
+    own = prepared(rk, quarantine=quarantine)
+    late = own.nap("late", 30, options={"timeout_ms": 50})
+    file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), late)
     found = summary(rk, file, "--module", own.module, "--results", "out.jsonl", code=1)
 
-    assert (found["succeeded"], found["recovered"], found["failed"], found["quarantined"]) == (1, 1, 1, 0)
-    assert found["retries"] == 3
+    assert (found["succeeded"], found["recovered"], found["failed"], found["timed_out"]) == (1, 1, 1, 1)
+    assert (found["retries"], found["quarantined"]) == (3, int(quarantine)), "of those that failed"
     ended = results(rk.folder / "out.jsonl")
     assert ended["lucky"]["output"] == {"attempt": 2}
     assert (ended["unlucky"]["error_code"], ended["unlucky"]["retries_used"]) == ("RESOURCE_UNAVAILABLE", 2)
-
-
-def test_quarantined_work_is_among_the_failed(rk: Commands) -> None:
-    own = prepared(rk, quarantine=True)
-    found = summary(rk, lines(rk, own.flaky("unlucky", 9)), "--module", own.module, code=1)
-
-    assert (found["failed"], found["quarantined"]) == (1, 1)
-    assert rk("quarantine", "stats", "--json").json["total"] == 1
-
-
-def test_time_that_runs_out_is_counted_as_such(rk: Commands) -> None:
-    own = prepared(rk)
-    late = own.nap("late", 30, options={"timeout_ms": 50})
-    found = summary(rk, lines(rk, late), "--module", own.module, code=1)
-
-    assert found["timed_out"] == 1
+    assert rk("quarantine", "stats", "--json").json["total"] == 2 * quarantine, "and the one that was late"
 
 
 def test_bad_lines_are_reported_with_their_numbers_and_the_good_ones_run(rk: Commands) -> None:
@@ -107,28 +95,37 @@ def test_a_full_queue_makes_it_wait_and_not_fail(rk: Commands) -> None:
     assert found["succeeded"] == 40
 
 
-def test_the_same_ids_again_are_answered_from_the_record(rk: Commands) -> None:
+def test_the_same_ids_again_are_answered_from_the_record_and_another_job_under_one_is_rejected(rk: Commands) -> None:
     own = prepared(rk)
-    file = lines(rk, own.flaky("once", 1))
+    file = lines(rk, own.flaky("once", 1), get("a.txt", "two"))
     summary(rk, file, "--module", own.module, code=0)
+    file = lines(rk, own.flaky("once", 1), get("b.txt", "two"))
     ended = rk("run", file, "--module", own.module, "--results", "out.jsonl", "--json")
 
-    assert (ended.code, ended.json["succeeded"]) == (0, 1)
+    assert (ended.code, ended.json["succeeded"], ended.json["rejected"]) == (1, 1, 1)
     assert results(rk.folder / "out.jsonl")["once"]["output"] == {"attempt": 2}, "it did not run a third time"
     assert "had finished in an earlier run" in ended.err
+    assert "work.jsonl:2: assignment_id: id 'two' was used with another job (fingerprint " in ended.err
 
 
-def test_a_file_without_ids_is_the_same_work_when_it_is_run_again(rk: Commands) -> None:
+def test_a_file_without_ids_is_the_same_work_when_it_is_run_again_unless_it_is_new_or_has_another_content(
+    rk: Commands,
+) -> None:
     prepared(rk)
-    file = lines(rk, get("a.txt"), get("a.txt"))
-    summary(rk, file, "--results", "1.jsonl", code=0)
-    ended = rk("run", file, "--results", "2.jsonl")
-    first, again = results(rk.folder / "1.jsonl"), results(rk.folder / "2.jsonl")
 
-    assert first == again
+    def ids(file: str, *words: str) -> set[str]:
+        summary(rk, file, "--results", "out.jsonl", "--force", *words, code=0)
+        return set(results(rk.folder / "out.jsonl"))
+
+    file = lines(rk, get("a.txt"), get("a.txt"))
+    first = ids(file)
     assert len(first) == 2, "equal lines are two assignments"
+    assert ids(file) == first
+    ended = rk("run", file)
     assert "2 had finished in an earlier run" in ended.err
     assert "--new runs lines without an id again" in ended.err
+    others = [ids(file, "--new"), ids(file, "--new"), ids(lines(rk, *[get("a.txt")] * 3))]
+    assert len(first.union(*others)) == 2 + 2 + 2 + 3
 
 
 def test_ids_that_failed_in_an_earlier_run_are_told_with_the_command_that_runs_them_again(rk: Commands) -> None:
@@ -148,50 +145,36 @@ def test_ids_that_failed_in_an_earlier_run_are_told_with_the_command_that_runs_t
     assert rk("run", file).code == 0
 
 
-def test_new_ids_or_another_content_are_other_work(rk: Commands) -> None:
-    prepared(rk)
-    file = lines(rk, get("a.txt"))
-    ids: set[str] = set()
-    for number, words in enumerate(([], ["--new"], ["--new"])):
-        summary(rk, file, "--results", f"{number}.jsonl", *words, code=0)
-        ids |= results(rk.folder / f"{number}.jsonl").keys()
-    assert len(ids) == 3
-    summary(rk, lines(rk, get("a.txt"), get("a.txt")), "--results", "more.jsonl", code=0)
-    assert ids.isdisjoint(results(rk.folder / "more.jsonl"))
-
-
 def test_no_more_ids_are_kept_than_are_compared(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repetition that is too far away is answered from the record; another job under the id is refused by it."""
-    monkeypatch.setattr("reefknot.console.cli.assignments.MOST_IDS", 3)
+    monkeypatch.setattr(reading, "MOST_IDS", 3)
     prepared(rk)
-    named = [{"assignment_id": name, "request_id": "r"} | get("a.txt") for name in "abcdec"]
+    named = [get("a.txt", name) for name in "abcdec"]
     found = rk("run", lines(rk, *named, named[0]), "--json", "--in-flight", "1")
     assert (found.json["succeeded"], found.json["rejected"]) == (6, 1)
     assert ":6: assignment_id: 'c' is in line 3 already" in found.err
 
 
-async def largest_memory() -> int:
+async def largest_memory(path: Path) -> int:
     """Bytes that reading many ids takes."""
     tracemalloc.start()
-    async for _ in assignments("ids.jsonl"):
+    async for _ in reading.assignments(str(path)):
         pass
     largest = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return largest
 
 
-def test_reading_takes_no_more_memory_however_many_ids_there_are(
+@pytest.mark.real_time
+async def test_reading_takes_no_more_memory_however_many_ids_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ids.jsonl").write_text(
-        "".join(json.dumps({"assignment_id": f"{n}", "job": {"type": "a"}}) + "\n" for n in range(8_000))
-    )
-    monkeypatch.setattr("reefknot.console.cli.assignments.MOST_IDS", 100)
-    bounded = asyncio.run(largest_memory())
-    monkeypatch.setattr("reefknot.console.cli.assignments.MOST_IDS", 1 << 30)
-    unbounded = asyncio.run(largest_memory())  # the control
-    assert bounded < 400_000 < unbounded
+    file = tmp_path / "ids.jsonl"
+    file.write_text("".join(f'{{"assignment_id": "{n}", "job": {{"type": "a"}}}}\n' for n in range(8_000)))
+    monkeypatch.setattr(reading, "MOST_IDS", 100)
+    bounded = await largest_memory(file)
+    monkeypatch.setattr(reading, "MOST_IDS", 1 << 30)
+    assert bounded < 400_000 < await largest_memory(file), "the second is the control"
 
 
 # ---- gates -----------------------------------------------------------------------------------------------------------
@@ -231,41 +214,30 @@ def test_results_never_replace_the_input_whatever_name_it_has(rk: Commands, name
     assert file.read_bytes() == before
 
 
-def test_an_existing_results_file_is_replaced_with_force_alone(rk: Commands) -> None:
+def test_an_existing_results_file_is_replaced_with_force_alone_and_not_by_a_run_that_breaks_off(
+    rk: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepared(rk)
     file, out = lines(rk, get("a.txt")), rk.folder / "out.jsonl"
     out.write_text("precious\n")
     refused = rk("run", file, "--results", "out.jsonl")
-
     assert (refused.code, out.read_text()) == (2, "precious\n")
     assert "out.jsonl: exists already; name another file, or replace it with --force" in refused.err
     assert not (rk.folder / ".reefknot").exists(), "nothing was started"
 
-    assert rk("run", file, "--results", "out.jsonl", "--force").code == 0
-    assert len(out.read_text().splitlines()) == 1
-    assert [one.name for one in rk.folder.glob(".out*")] == []
-
-
-def test_a_run_that_breaks_off_leaves_the_old_results(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared(rk)
-    file, out = lines(rk, get("a.txt")), rk.folder / "out.jsonl"
-    out.write_text("precious\n")
-
     async def broken(*_: object) -> None:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(BatchRun, "run", broken)
-
-    assert rk("run", file, "--results", "out.jsonl", "--force").code == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(BatchRun, "run", broken)
+        assert rk("run", file, "--results", "out.jsonl", "--force").code == 1
     assert out.read_text() == "precious\n"
+
+    assert rk("run", file, "--results", "out.jsonl", "--force").code == 0
+    assert len(out.read_text().splitlines()) == 1
     assert [one.name for one in rk.folder.glob(".out*")] == []
-
-
-def test_results_go_to_a_device_as_it_is(rk: Commands) -> None:
-    prepared(rk)
-
-    assert rk("run", lines(rk, get("a.txt")), "--results", "/dev/null").code == 0
-    assert Path("/dev/null").is_char_device()
+    assert rk("run", file, "--results", "/dev/null").code == 0
+    assert Path("/dev/null").is_char_device(), "a device stays one"
 
 
 @pytest.mark.parametrize("names", [("ok", "route/ok"), ("route/ok", "ok")])
@@ -274,74 +246,50 @@ def test_an_id_that_reads_like_another_ones_submission_is_an_id_like_any_other(
 ) -> None:
     prepared(rk, size=1)
     file = lines(rk, *(get("a.txt", name) for name in names))
-
     assert summary(rk, file, code=0)["succeeded"] == 2
-    assert [rk("job", "show", name, "--json").json["state"] for name in names] == ["succeeded"] * 2
     listed = rk("job", "list", "--json").json["jobs"]
-    assert sorted(one["id"] for one in listed) == sorted(names)
+    assert sorted((one["id"], one["state"]) for one in listed) == [(name, "succeeded") for name in sorted(names)]
 
 
-def test_an_id_that_was_used_for_another_job_is_rejected_with_its_line_and_the_same_job_is_answered(
-    rk: Commands,
-) -> None:
-    prepared(rk)
-    summary(rk, lines(rk, get("a.txt", "one"), get("a.txt", "two")), code=0)
-    file = lines(rk, get("a.txt", "one"), get("b.txt", "two"))
-    ended = rk("run", file, "--json")
-
-    assert (ended.code, ended.json["succeeded"], ended.json["rejected"]) == (1, 1, 1)
-    assert "work.jsonl:2: assignment_id: id 'two' was used with another job (fingerprint " in ended.err
+FAILED = WorkFailed(None, None, "attempts_spent")
+ASIDE = Quarantine("attempts_spent")
 
 
-def exec_result(status: ResultStatus, retries: int = 0) -> ExecResult:
-    return ExecResult("x", "r", status, "worker-1", ResultJob("t"), retries_used=retries)
-
-
-async def failed(store: Store) -> None:
-    await settled(store, WorkFailed(None, None, "attempts_spent"))
-
-
-async def quarantined(store: Store) -> None:
-    await settled(store, Quarantine("attempts_spent"))
-
-
-async def settled(store: Store, what: WorkFailed | Quarantine) -> None:
+async def ended(store: Store, how: WorkFailed | Quarantine | str) -> None:
+    """The record of a worker: a job that it settled, or that was dropped."""
     await store.work.enqueue([WorkItem("x", "t", "cpu@w")])
+    if isinstance(how, str):
+        await store.work.cancel("x", reason=how)
+        return
     (item,) = await store.work.claim(1, WorkClaim(owner="me"))
-    await store.work.settle([Settlement(item.id, item.owner, item.fence, what)])
-
-
-async def dropped(store: Store) -> None:
-    await store.work.enqueue([WorkItem("x", "t", "cpu@w")])
-    await store.work.cancel("x", reason="dropped_oldest")
-
-
-async def never_taken(store: Store) -> None:
-    """No worker has a record of it."""
+    await store.work.settle([Settlement(item.id, item.owner, item.fence, how)])
 
 
 @pytest.mark.parametrize(
     ("status", "before", "end"),
     [
-        (ResultStatus.SUCCESS, never_taken, "succeeded"),
-        (ResultStatus.TIMEOUT, failed, "timed_out"),
-        (ResultStatus.CANCELLED, never_taken, "cancelled"),
-        (ResultStatus.ERROR, failed, "failed"),
-        (ResultStatus.ERROR, quarantined, "failed"),
-        (ResultStatus.ERROR, dropped, "dropped"),
-        (ResultStatus.ERROR, never_taken, "rejected"),
+        (ResultStatus.SUCCESS, None, "succeeded"),
+        (ResultStatus.TIMEOUT, FAILED, "timed_out"),
+        (ResultStatus.CANCELLED, None, "cancelled"),
+        (ResultStatus.ERROR, FAILED, "failed"),
+        (ResultStatus.ERROR, ASIDE, "failed"),
+        (ResultStatus.ERROR, "dropped_oldest", "dropped"),
+        (ResultStatus.ERROR, None, "rejected"),
     ],
 )
 @pytest.mark.real_time
-async def test_every_result_has_one_end(status: ResultStatus, before: object, end: str) -> None:
+async def test_every_result_has_one_end(
+    status: ResultStatus, before: WorkFailed | Quarantine | str | None, end: str
+) -> None:
     tally = Tally()
     async with open_store("memory:") as store:
-        assert callable(before)
-        await before(store)
-        assert await tally.count(exec_result(status, 2), store) == end
+        if before is not None:
+            await ended(store, before)
+        result = ExecResult("x", "r", status, "worker-1", ResultJob("t"), retries_used=2)
+        assert await tally.count(result, store) == end
     assert (tally.total, tally.ends[end], tally.retries) == (1, 1, 2)
     assert tally.recovered == (end == "succeeded")
-    assert tally.quarantined == (before is quarantined)
+    assert tally.quarantined == (before is ASIDE)
     assert tally.all_succeeded == (end == "succeeded")
 
 
@@ -349,7 +297,5 @@ def test_the_sentence_leaves_out_what_did_not_happen() -> None:
     tally = Tally()
     tally.ends |= {"succeeded": 3, "failed": 1}
     tally.recovered, tally.quarantined, tally.retries = 2, 1, 1
-
-    assert tally.sentence(1.26) == (
-        "4 assignments in 1.3 s: 3 succeeded (2 after retries), 1 failed (1 in quarantine); 1 retry"
-    )
+    ends = "3 succeeded (2 after retries), 1 failed (1 in quarantine); 1 retry"
+    assert tally.sentence(1.26) == f"4 assignments in 1.3 s: {ends}"

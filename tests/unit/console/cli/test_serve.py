@@ -5,34 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from signal import SIGHUP
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from reefknot.app.reload import ReloadOutcome
 from reefknot.console.cli.serve import Shutdown
 from tests.unit.console.cli import work_items
-from tests.unit.console.cli.running import Commands
+from tests.unit.console.cli.running import Commands, Ended
 from tests.unit.console.cli.steps import lines, prepared, up_until_ended
 
 if TYPE_CHECKING:
     from reefknot.app.system import System
 
 
-def test_it_ends_by_itself_with_a_summary(rk: Commands) -> None:
-    prepared(rk)
-    ended = rk("up", "--for", "0.1", "--workers", "2")
-
-    assert ended.code == 0
-    assert "worker-1, worker-2 on .reefknot/state.db" in ended.err
-    assert ended.out.startswith("up for ")
-    assert ended.out.endswith("s: nothing was submitted\n")
-
-
 def test_events_are_printed_as_it_happens_and_counted_at_the_end(rk: Commands) -> None:
     own = prepared(rk, quarantine=True)
-    odd = {"assignment_id": "odd", "job": {"type": "fs.blob_get", "payload_ref": "elsewhere"}}
-    file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), odd)
+    file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), ODD)
     assert rk("submit", file).code == 0
     ended = up_until_ended(rk, "lucky", "unlucky", "odd", module=own.module)
 
@@ -43,31 +32,30 @@ def test_events_are_printed_as_it_happens_and_counted_at_the_end(rk: Commands) -
     assert "1 succeeded, 1 failed, 1 recovered, 3 retries" in ended.out.splitlines()[-1]
 
 
-def test_every_end_is_counted_once(rk: Commands) -> None:
-    """A worker refuses, and the router ends it for that: one rejection."""
+ODD = {"assignment_id": "odd", "request_id": "r", "job": {"type": "fs.blob_get", "payload_ref": "elsewhere"}}
+"""A worker refuses it, and the router ends it for that: one rejection."""
+
+
+def summed(ended: Ended) -> dict[str, Any]:
+    """The summary, the last of lines that are all JSON."""
+    *_, last = [json.loads(line) for line in ended.out.splitlines()]
+    return dict(last["summary"])
+
+
+def test_every_end_is_counted_once_and_for_programs_every_line_is_json(rk: Commands) -> None:
     own = prepared(rk)
-    odd = {"assignment_id": "odd", "request_id": "r", "job": {"type": "fs.blob_get", "payload_ref": "elsewhere"}}
     late = own.nap("late", 9, options={"timeout_ms": 50})
-    rk("submit", lines(rk, own.flaky("good", 0), odd, own.flaky("bad", 9), late))
-    ended = up_until_ended(rk, "good", "odd", "bad", "late", module=own.module, as_json=True)
-    summary = json.loads(ended.out.splitlines()[-1])["summary"]
+    rk("submit", lines(rk, own.flaky("good", 0), ODD, own.flaky("bad", 9), late, own.flaky("lucky", 1)))
+    ended = up_until_ended(rk, "good", "odd", "bad", "late", "lucky", module=own.module, as_json=True)
+    summary = summed(ended)
 
     ends = {name: summary[name] for name in ("succeeded", "failed", "timed_out", "cancelled", "rejected", "dropped")}
-    assert ends == {"succeeded": 1, "failed": 1, "timed_out": 1, "cancelled": 0, "rejected": 1, "dropped": 0}
+    assert ends == {"succeeded": 2, "failed": 1, "timed_out": 1, "cancelled": 0, "rejected": 1, "dropped": 0}
+    assert summary["recovered"] == 1
+    events = [json.loads(line) for line in ended.out.splitlines()[:-1]]
+    told = [one["event_type"] for one in events if one["work_id"] == "lucky"]
+    assert told == ["retry_attempt", "retry_recovered"]
     assert any('"odd"' in line for line in ended.out.splitlines())
-
-
-def test_failures_of_jobs_that_were_run_again_are_counted_too(rk: Commands) -> None:
-    """They go to their worker without the router, which does not hear of their ends."""
-    own = prepared(rk)
-    rk("submit", lines(rk, own.flaky("bad", 99), own.flaky("worse", 99), own.flaky("lucky", 4)))
-    up_until_ended(rk, "bad", "worse", "lucky", module=own.module)
-    assert rk("job", "retry", "bad", "worse", "lucky").code == 0
-    rk("submit", lines(rk, own.flaky("new", 99)))
-    ended = up_until_ended(rk, "bad", "worse", "lucky", "new", module=own.module, as_json=True)
-    summary = json.loads(ended.out.splitlines()[-1])["summary"]
-
-    assert (summary["succeeded"], summary["failed"], summary["quarantined"]) == (1, 3, 0)
 
 
 def test_every_end_of_jobs_that_were_run_again_is_counted_from_one_source(rk: Commands) -> None:
@@ -85,16 +73,6 @@ def test_every_end_of_jobs_that_were_run_again_is_counted_from_one_source(rk: Co
     assert (summary["timed_out"], summary["rejected"], summary["failed"], summary["cancelled"]) == (2, 1, 0, 0)
 
 
-def test_for_programs_every_line_is_json(rk: Commands) -> None:
-    own = prepared(rk)
-    rk("submit", lines(rk, own.flaky("lucky", 1)))
-    ended = up_until_ended(rk, "lucky", module=own.module, as_json=True)
-    found = [json.loads(line) for line in ended.out.splitlines()]
-
-    assert [one.get("event_type") for one in found[:-1]] == ["retry_attempt", "retry_recovered"]
-    assert found[-1]["summary"]["recovered"] == 1
-
-
 def test_work_left_by_a_worker_that_is_gone_is_taken_over(rk: Commands) -> None:
     """It was requeued for `worker-9`, which nobody has any more."""
     own = prepared(rk)
@@ -105,31 +83,6 @@ def test_work_left_by_a_worker_that_is_gone_is_taken_over(rk: Commands) -> None:
 
     up_until_ended(rk, "left", module=own.module)
     assert work_items.item(path, "left").state.value == "succeeded"
-
-
-def test_the_baseline_is_reported_and_how_to_leave_it(rk: Commands) -> None:
-    """Once, and only once: nobody has written anything, so there is nothing to point at but the way to v2."""
-    told = [line for line in rk("up", "--for", "0", "--engine", "memory:").err.splitlines() if "baseline" in line]
-
-    assert len(told) == 1
-    assert told[0].endswith(": reefknot init")
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "told"),
-    [
-        (["--for", "-1"], 2, "--for"),
-        (["--workers", "65"], 2, "--workers: 65"),
-        (["--engine", "sqlite:reefknot.yaml/x.db"], 69, "cannot be opened"),
-        (["--config", "gone.yaml"], 78, "gone.yaml"),
-        (["--module", "no_such_module"], 78, "no_such_module"),
-    ],
-)
-def test_what_cannot_work_is_reported_in_a_line(rk: Commands, words: list[str], code: int, told: str) -> None:
-    prepared(rk)
-    ended = rk("up", *words)
-
-    assert (ended.code, told in ended.err, ended.out) == (code, True, "")
 
 
 class SlowReloads:

@@ -31,22 +31,21 @@ def execute(path: Path, *statements: str) -> None:
     connection.close()
 
 
-def test_a_changed_event_makes_the_check_fail(rk: Commands, store: Path) -> None:
-    execute(store, "UPDATE audit SET body = '{}' WHERE sequence = 2")
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE audit SET body = '{}' WHERE sequence = 2", "event 2: "),
+        (
+            "INSERT INTO idempotency VALUES (1, 5, 'order-1', 'done', 'me', 1, 0, 0, '', 0, NULL, NULL, NULL, 1, 1, 1)",
+            "1 idempotency keys are in the file but are not found by their hash",
+        ),
+    ],
+    ids=["a changed event", "a key whose effect would run a second time"],
+)
+def test_what_was_changed_makes_the_check_fail(rk: Commands, store: Path, statement: str, said: str) -> None:
+    execute(store, statement)
     ended = rk("store", "check")
-
-    assert (ended.code, "event 2: " in ended.out) == (65, True)
-    assert rk("store", "check", "--json").json["mismatches"][0]["sequence"] == 2
-
-
-def test_a_key_that_is_not_found_makes_the_check_fail(rk: Commands, store: Path) -> None:
-    """Its effect would run a second time."""
-    row = "(1, 5, 'order-1', 'done', 'me', 1, 0, 0, '', 0, NULL, NULL, NULL, 1, 1, 1)"
-    execute(store, f"INSERT INTO idempotency VALUES {row}")
-    ended = rk("store", "check")
-
-    assert ended.code == 65
-    assert "1 idempotency keys are in the file but are not found by their hash" in ended.out
+    assert (ended.code, said in ended.out) == (65, True)
 
 
 def test_a_damaged_page_makes_the_check_fail(rk: Commands) -> None:
@@ -60,13 +59,19 @@ def test_a_damaged_page_makes_the_check_fail(rk: Commands) -> None:
     assert rk("store", "check").code == 65
 
 
-def test_a_backup_is_a_store_of_its_own_and_is_audited(rk: Commands, store: Path) -> None:
-    ended = rk("store", "backup", "copy.db", "--as", "ann", "--json")
+@pytest.mark.real_time
+async def test_a_copy_that_cannot_be_written_blames_the_target(tmp_path: Path) -> None:
+    async with open_store(f"sqlite:{tmp_path / 'state.db'}") as kept:
+        assert isinstance(kept, SqliteStore)
+        with pytest.raises(StoreUnavailableError, match=r"store sqlite:\S*nowhere/x\.db: it cannot be written"):
+            await kept.backup(tmp_path / "nowhere" / "x.db")
 
+
+def test_a_backup_is_a_store_of_its_own_and_overwrites_nothing(rk: Commands, store: Path) -> None:
+    ended = rk("store", "backup", "copy.db", "--as", "ann", "--json")
     assert (ended.code, ended.json["target"]) == (0, "copy.db")
     assert rk("audit", "verify", "--engine", "sqlite:copy.db").code == 0
-    assert work_items.operator_actions(store) == [("ann", "store.backup")]
-    assert rk("store", "backup", "copy.db").code == 1, "it overwrites nothing"
+    assert rk("store", "backup", "copy.db").code == 1
     assert work_items.operator_actions(store) == [("ann", "store.backup")]
 
 
@@ -81,16 +86,17 @@ def test_an_older_file_is_migrated_audited_and_a_dry_run_changes_nothing(rk: Com
     assert work_items.operator_actions(path) == [("ann", "store.migrate")]
 
 
-NEWER = ("store check", "store migrate", "store compact", "run none.jsonl", "dashboard --for 0")
-
-
-@pytest.mark.parametrize("words", NEWER)
-def test_a_file_of_a_newer_version_is_refused_and_left_alone(rk: Commands, store: Path, words: str) -> None:
+def test_a_file_of_a_newer_version_and_an_empty_one_are_refused_and_left_alone(rk: Commands, store: Path) -> None:
     rk.write("", "none.jsonl")
     execute(store, "PRAGMA user_version = 99")
-    ended = rk(*words.split())
-
-    assert (ended.code, "version 99" in ended.err) == (78, True)
+    for words in ("store check", "store migrate", "store compact", "run none.jsonl", "dashboard --for 0"):
+        ended = rk(*words.split())
+        assert (ended.code, "version 99" in ended.err) == (78, True), words
+    empty = rk.write("", "empty.db")
+    for words in ("store check", "store compact", "job list", "audit verify"):
+        ended = rk(*words.split(), "--engine", "sqlite:empty.db")
+        assert (ended.code, "empty.db: is an empty file, not a store" in ended.err) == (69, True), words
+    assert empty.read_bytes() == b"", "it is not made a store either"
 
 
 def test_compacting_gives_space_back_and_a_dry_run_changes_nothing(rk: Commands, store: Path) -> None:
@@ -103,30 +109,8 @@ def test_compacting_gives_space_back_and_a_dry_run_changes_nothing(rk: Commands,
         "PRAGMA wal_checkpoint(TRUNCATE)",
     )
     told = rk("store", "compact", "--dry-run", "--json").json
-    assert told["compacted"] is False
-    assert told["unused"] > 300_000
-    assert work_items.operator_actions(store) == []
-
-    done = rk("store", "compact", "--as", "ann", "--json").json
-    assert done["freed"] > 300_000
-    assert work_items.operator_actions(store) == [("ann", "store.compact")]
-
-
-@pytest.mark.parametrize("words", [["store", "check"], ["store", "compact"], ["job", "list"], ["audit", "verify"]])
-def test_an_empty_file_is_no_store_and_is_not_created_one(rk: Commands, words: list[str]) -> None:
-    (rk.folder / "empty.db").touch()
-    ended = rk(*words, "--engine", "sqlite:empty.db")
-
-    assert (ended.code, "empty.db: is an empty file, not a store" in ended.err) == (69, True)
-    assert (rk.folder / "empty.db").read_bytes() == b""
-
-
-@pytest.mark.real_time
-async def test_a_copy_that_cannot_be_written_blames_the_target(tmp_path: Path) -> None:
-    async with open_store(f"sqlite:{tmp_path / 'state.db'}") as kept:
-        assert isinstance(kept, SqliteStore)
-        with pytest.raises(StoreUnavailableError, match=r"store sqlite:\S*nowhere/x\.db: it cannot be written"):
-            await kept.backup(tmp_path / "nowhere" / "x.db")
+    assert (told["compacted"], told["unused"] > 300_000) == (False, True)
+    assert rk("store", "compact", "--json").json["freed"] > 300_000
 
 
 # ---- the configuration of a command that only looks ------------------------------------------------------------------
@@ -139,32 +123,15 @@ LOOKS = [
     ("top", "--once"),
     ("quarantine", "stats"),
 ]
-BAD_POLICY = "worker: {retries: {v2: {enabled: true, default_policy: {max_attempts: lots}}}}\n"
 
 
-@pytest.mark.parametrize("words", LOOKS, ids=" ".join)
-def test_a_mistake_in_a_policy_keeps_nobody_from_looking(rk: Commands, words: tuple[str, ...]) -> None:
-    work_items.submitted(rk.folder / ".reefknot" / "state.db", "x")
-    work_items.reported_running(rk.folder / ".reefknot" / "state.db", "worker-1")
-    rk.write(BAD_POLICY)
-
-    assert rk(*words).code == 0
-    assert rk("job", "cancel", "x").code == 78, "who acts is told"
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    ["secretz: {key: env:KEY}", "secrets: {key: hunter2}", "secrets: [env:KEY]", "engine: 5", "engine: nats://host:0"],
-)
-def test_where_the_store_or_the_secrets_may_be_wrong_everything_is_checked(rk: Commands, mistake: str) -> None:
-    rk.write(f"{mistake}\n")
-
-    for words in LOOKS:
-        assert rk(*words).code == 78, words
-
-
-def test_every_section_without_a_warning_is_a_plain_one() -> None:
-    assert set(keys_of(Configuration)) - PLAIN_SECTIONS == {"nats"}
+def test_where_the_store_or_the_secrets_may_be_wrong_everything_is_checked(rk: Commands) -> None:
+    bad_secrets = ("secretz: {key: env:KEY}", "secrets: {key: hunter2}", "secrets: [env:KEY]")
+    for mistake in (*bad_secrets, "engine: 5", "engine: nats://host:0"):
+        rk.write(f"{mistake}\n")
+        for words in LOOKS:
+            assert rk(*words).code == 78, words
+    assert set(keys_of(Configuration)) - PLAIN_SECTIONS == {"nats"}, "every other section gives no warning"
 
 
 def test_who_looks_finds_the_configured_store_and_hides_its_secrets(rk: Commands) -> None:

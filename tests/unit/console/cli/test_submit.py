@@ -18,21 +18,17 @@ from tests.unit.console.cli.running import Commands
 from tests.unit.console.cli.steps import get, lines, prepared, up_until_ended
 
 
-def test_what_is_submitted_is_kept_before_any_system_runs(rk: Commands) -> None:
+def test_what_is_submitted_is_kept_before_any_system_runs_and_work_for_later_runs_when_it_is_due(rk: Commands) -> None:
     own = prepared(rk)
-    ended = rk("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "x")
-
+    step = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id")
+    ended = rk(*step, "x")
     assert (ended.code, ended.out) == (0, "x\n")
-    assert up_until_ended(rk, "x", module=own.module).code == 0
+    assert rk(*step, "later", "--in", "1s").code == 0
+    assert up_until_ended(rk, "x", "later", module=own.module).code == 0
     assert rk("job", "show", "x", "--json").json["result"]["output"]["content"] == "ahoy"
-
-
-def test_a_file_with_a_bad_line_hands_in_the_good_ones_and_ends_with_1(rk: Commands) -> None:
-    prepared(rk)
-    ended = rk("submit", lines(rk, get("a.txt", "one"), "not json", get("a.txt", "two")), "--json")
-
-    assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["one", "two"], 1)
-    assert "work.jsonl:2: not JSON" in ended.err
+    shown = rk("job", "show", "later", "--json").json
+    assert shown["state"] == "succeeded"
+    assert shown["updated_at"] >= shown["history"][0]["at"], "the history has its due time"
 
 
 def test_a_header_that_no_request_can_carry_is_refused_and_nothing_is_kept(rk: Commands) -> None:
@@ -70,9 +66,8 @@ def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands, monkeypatch: 
     ],
     ids=["full", "interrupted"],
 )
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
-    rk: Commands, monkeypatch: pytest.MonkeyPatch, failure: BaseException, code: int, told: str, as_json: bool
+    rk: Commands, monkeypatch: pytest.MonkeyPatch, failure: BaseException, code: int, told: str
 ) -> None:
     prepared(rk)
     hand_in = Client.hand_in
@@ -84,20 +79,12 @@ def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
 
     monkeypatch.setattr(Client, "hand_in", until_two)
     file = lines(rk, get("a.txt", "one"), get("a.txt", "two"), get("a.txt", "three"))
-    ended = rk("submit", file, *(["--json"] if as_json else []))
-
-    assert (ended.code, told in ended.err) == (code, True), ended.err
-    assert (ended.json["handed_in"] == ["one"]) if as_json else (ended.out == "one\n")
-
-
-def test_nothing_is_printed_when_nothing_was_accepted(rk: Commands) -> None:
-    prepared(rk)
-
-    async def never(*_: Any, **more: Any) -> Any:
-        raise StoreFullError("a.db", "the disk is full", "make room")
-
-    rk.environment.setattr(Client, "hand_in", never)
-    assert rk("submit", lines(rk, get("a.txt", "one")), "--json")[:2] == (69, "")
+    plain, as_json = rk("submit", file), rk("submit", file, "--json", "--engine", "sqlite:other.db")
+    for ended in (plain, as_json):
+        assert (ended.code, told in ended.err) == (code, True), ended.err
+    assert (plain.out, as_json.json["handed_in"]) == ("one\n", ["one"])
+    nothing = rk("submit", lines(rk, get("a.txt", "two")), "--json")
+    assert nothing[:2] == (code, ""), "nothing was accepted"
 
 
 def test_a_file_whose_name_looks_like_an_option_is_named_with_its_folder(rk: Commands) -> None:
@@ -107,12 +94,16 @@ def test_a_file_whose_name_looks_like_an_option_is_named_with_its_folder(rk: Com
     assert rk("submit", "./--typ", "--json").json["handed_in"] == ["one"]
 
 
-def test_an_id_that_was_used_for_another_job_is_a_mistake_and_the_rest_is_submitted(rk: Commands) -> None:
+def test_a_bad_line_and_an_id_that_was_used_for_another_job_are_mistakes_and_the_rest_is_submitted(
+    rk: Commands,
+) -> None:
     prepared(rk)
-    assert rk("submit", lines(rk, get("a.txt", "one"))).code == 0
-    ended = rk("submit", lines(rk, get("b.txt", "one"), get("a.txt", "two")), "--json")
+    ended = rk("submit", lines(rk, get("a.txt", "one"), "not json", get("a.txt", "two")), "--json")
+    assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["one", "two"], 1)
+    assert "work.jsonl:2: not JSON" in ended.err
 
-    assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["two"], 1)
+    ended = rk("submit", lines(rk, get("b.txt", "one"), get("a.txt", "three")), "--json")
+    assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["three"], 1)
     assert "work.jsonl:1: assignment_id: id 'one' was used with another job (fingerprint " in ended.err
     alone = rk("submit", "--type", "fs.blob_get", "--id", "one", "--inputs", '{"path": "c"}')
     assert (alone.code, "reefknot: id 'one' was used with another job" in alone.err) == (1, True)
@@ -124,8 +115,9 @@ def test_an_id_that_was_used_for_another_job_is_a_mistake_and_the_rest_is_submit
 
 def test_work_for_later_is_listed_as_scheduled_with_its_due_time(rk: Commands) -> None:
     prepared(rk)
-    ended = rk("submit", "--type", "fs.blob_get", "--id", "x", "--in", "10m")
-    assert (ended.code, ended.out, ", due at 20" in ended.err) == (0, "x\n", True)
+    for name in ("x", "given-up"):
+        ended = rk("submit", "--type", "fs.blob_get", "--id", name, "--in", "10m")
+        assert (ended.code, ended.out, ", due at 20" in ended.err) == (0, f"{name}\n", True)
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).replace(microsecond=0)
     assert rk("submit", lines(rk, get("a.txt", "y")), "--at", tomorrow.isoformat()).code == 0
 
@@ -135,17 +127,11 @@ def test_work_for_later_is_listed_as_scheduled_with_its_due_time(rk: Commands) -
     assert jobs["y"]["due_at"] == f"{tomorrow:%Y-%m-%dT%H:%M:%S}.000Z"
     listed = rk("job", "list").out
     assert ("scheduled" in listed, "in 10 min" in listed or "in 9" in listed) == (True, True)
-    assert rk("job", "show", "y").out.count("scheduled") >= 1
 
-
-def test_work_for_later_runs_when_it_is_due_and_not_before(rk: Commands) -> None:
-    own = prepared(rk)
-    assert rk("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "x", "--in", "1s").code == 0
-    assert up_until_ended(rk, "x", module=own.module).code == 0
-    shown = rk("job", "show", "x", "--json").json
-
-    assert shown["state"] == "succeeded"
-    assert shown["updated_at"] >= shown["history"][0]["at"], "the history has its due time"
+    assert rk("job", "cancel", "given-up").code == 0
+    assert [one["what"] for one in rk("job", "show", "given-up", "--json").json["history"]] == ["cancelled"]
+    due = [name for name in ("x", "y", "given-up") if "due: scheduled" in rk("job", "show", name).out]
+    assert due == ["x", "y"], "one that was cancelled before its time does not list it"
 
 
 def test_a_wait_that_ends_before_the_work_is_due_says_so_at_once(rk: Commands) -> None:
@@ -175,20 +161,6 @@ def test_a_local_time_that_the_clock_change_skips_is_not_taken_earlier(rk: Comma
 
 
 # ---- ids that are there already -------------------------------------------------------------------------------------
-
-
-def test_a_job_that_was_cancelled_before_its_time_does_not_list_it(rk: Commands) -> None:
-    prepared(rk)
-    for name in ("given-up", "still-due"):
-        assert rk("submit", "--type", "fs.blob_get", "--id", name, "--in", "10m").code == 0
-    assert rk("job", "cancel", "given-up").code == 0
-    shown = rk("job", "show", "given-up", "--json").json
-
-    assert ([one["what"] for one in shown["history"]], "due: scheduled" in rk("job", "show", "given-up").out) == (
-        ["cancelled"],
-        False,
-    )
-    assert "due: scheduled" in rk("job", "show", "still-due").out, "the control: this one will be due"
 
 
 def test_an_id_that_is_scheduled_already_keeps_its_due_time_and_that_is_said(rk: Commands) -> None:

@@ -16,31 +16,19 @@ from tests.unit.console.operations.statuses import running
 
 
 @pytest.fixture
-def store(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> Path:
+def store(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(systems, "OBEY_WAIT_S", 0.1)
-    path = rk.folder / ".reefknot" / "state.db"
-    work_items.submitted(path, "x")
-    return path
-
-
-def test_the_workers_of_a_running_system_are_listed_class_by_class(rk: Commands, store: Path) -> None:
-    work_items.reported_running(store, "worker-1", "worker-2")
-    found = rk("worker", "list", "--json").json["workers"]
-
-    assert [one["worker_id"] for one in found] == ["worker-1", "worker-2"]
-    assert found[0]["classes"]["io"]["capacity"] == 8
-    assert (found[0]["draining"], found[0]["leaving"]) == (False, False)
-    assert found[0]["retries"].items() >= {"retries": 0, "mean_backoff_s": 0.0, "retry_success_rate": None}.items()
-    assert rk("worker", "list").out.count("worker-2") == 3
+    work_items.submitted(store, "x")
+    return store
 
 
 @pytest.mark.parametrize("words", [("worker", "list"), ("worker", "list", "--wide"), ("top", "--once")])
-@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("width", ["40", "80"])
 def test_a_level_that_is_not_healthy_has_its_reason_below_and_open_breakers_are_named(
-    rk: Commands, store: Path, words: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch
+    rk: Commands, store: Path, words: tuple[str, ...], width: str
 ) -> None:
     """In lines no wider than the terminal. A worker that is well, and a closed breaker, have none."""
-    monkeypatch.setenv("COLUMNS", str(width))
+    rk.environment.setenv("COLUMNS", width)
     places = {"worker_id": "worker-1", "throttled": True, "tokens": 0.5}
     holding = [{**places, "name": "pay.charge", "breaker": "open"}, {**places, "name": "mail", "breaker": "closed"}]
     reason = "85 of 100 places in the queue are taken"
@@ -53,11 +41,10 @@ def test_a_level_that_is_not_healthy_has_its_reason_below_and_open_breakers_are_
     in_store(store, report)
     shown = rk(*words).out
     text = " ".join(shown.split())
-
     assert f"worker-1 io is overloaded: {reason} breaker of pay.charge at worker-1 is open: jobs wait for it" in text
     assert (text.count(" is overloaded"), text.count("breaker of"), "worker-2 io is" in text) == (1, 1, False)
     lines = [line for line in shown.splitlines() if "overloaded:" in line or "breaker of" in line]
-    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) <= int(width)
 
 
 def test_many_troubles_are_cut_short(rk: Commands, store: Path) -> None:
@@ -69,52 +56,27 @@ def test_many_troubles_are_cut_short(rk: Commands, store: Path) -> None:
     assert (shown[-2].startswith("breaker of host-9 "), shown[-1]) == (True, "and 2 more; --json shows all")
 
 
-def test_the_router_says_what_was_submitted(rk: Commands, store: Path) -> None:
+def test_the_router_says_what_was_submitted_and_every_router_on_the_store_is_listed(rk: Commands, store: Path) -> None:
     work_items.reported_running(store, "worker-1")
     found = rk("router", "status", "--json").json
-
     assert found["handed_in"] == {"pending": 1}
     assert (found["routers"][0]["status"], found["routers"][0]["pending"]) == ("healthy", 0)
     assert "submitted so far: 1 pending" in rk("router", "status").out
+
+    work_items.reported_running(store, "worker-2")
+    assert len({one["system_id"] for one in rk("router", "status", "--json").json["routers"]}) == 2
+    assert rk("router", "status").out.count("router of pid") == 2
 
 
 @pytest.mark.parametrize(
     ("verb", "done", "code"), [("drain", "drained", 75), ("pause", "paused", 75), ("resume", "resumed", 0)]
 )
-def test_a_command_is_audited_a_dry_run_is_not_and_one_that_nobody_obeys_is_75(
-    rk: Commands, store: Path, verb: str, done: str, code: int
-) -> None:
-    """The status is all there is of this system, and no worker obeys; none was paused before."""
+def test_a_command_that_no_worker_obeys_is_75(rk: Commands, store: Path, verb: str, done: str, code: int) -> None:
+    """The status is all there is of this system; none was paused before."""
     work_items.reported_running(store, "worker-1")
     assert rk("worker", verb, "worker-7").code == 2
     assert f"worker-1 would be {done}" in rk("worker", verb, "--dry-run").out
-    assert work_items.operator_actions(store) == []
-
     assert rk("worker", verb, "worker-1", "--as", "ann").code == code
-    assert work_items.operator_actions(store) == [("ann", f"worker.{verb}")]
-
-
-@pytest.mark.parametrize("part", ["worker", "router"])
-def test_a_part_says_that_it_is_ready_which_part_is_missing_and_a_summary(rk: Commands, part: str) -> None:
-    rk.write("worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\n")
-    ended = rk(part, "start", "--for", "0.05")
-    other = "router" if part == "worker" else "worker"
-
-    assert ended.code == 0
-    ready, missing = ended.err.splitlines()
-    assert ready.startswith(f"{part} {part}-1 is ready, for 0.05 s, on ")
-    assert f"no {other} is running on this store yet; start one with: reefknot {other} start" in missing
-    assert ended.out.startswith(f"{part} {part}-1 ran for 0.")
-
-
-def test_every_router_on_the_store_is_listed(rk: Commands) -> None:
-    path = rk.folder / ".reefknot" / "state.db"
-    work_items.reported_running(path, "worker-1")
-    work_items.reported_running(path, "worker-2")
-    found = rk("router", "status", "--json").json["routers"]
-
-    assert len({one["system_id"] for one in found}) == 2
-    assert rk("router", "status").out.count("router of pid") == 2
 
 
 @pytest.mark.parametrize("words", [("worker", "list"), ("worker", "drain"), ("worker", "pause"), ("router", "status")])

@@ -50,7 +50,8 @@ def accepted(
         submitted = await store.work.get(name)
         request = "r" if submitted is None else submitted.correlation_id or ""
         assignment = ExecAssignment(name, request, Job(kind, payload or PAYLOAD))
-        item = WorkItem(name, kind, f"cpu@{worker}", payload=encode(assignment), correlation_id=request)
+        ids: dict[str, Any] = {"correlation_id": request, "tenant_id": name.rpartition("|")[0]}
+        item = WorkItem(name, kind, f"cpu@{worker}", payload=encode(assignment), **ids)
         assert await store.work.assign([item]) != [None]
         (claimed,) = await store.work.claim(1, WorkClaim(owner="worker-1#1", classes=(f"cpu@{worker}",), lease=0.001))
         if settled is not None:

@@ -30,46 +30,33 @@ def named(drawn: str, tag: str, kind: str = "") -> list[ET.Element]:
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_every_text_is_escaped(name: str) -> None:
-    plain, hostile = (elements(DRAWN[name](text)) for text in ("plain", HOSTILE))
+def test_every_chart_escapes_its_texts_is_described_in_words_and_has_no_style_of_its_own(name: str) -> None:
+    """The content policy refuses a style that is not in the sheet."""
+    plain, hostile = (elements(DRAWN[name](text)) for text in ("a title", HOSTILE))
     assert [one.tag for one in hostile] == [one.tag for one in plain]
-    assert "script" not in {one.tag for one in hostile}
     shown = "".join(text for one in hostile for text in (one.text or "", *one.attrib.values()))
     assert shown.isprintable()
+    assert not {one.tag for one in hostile} & {"style", "script"}
+    assert all("style" not in one.attrib and "fill" not in one.attrib for one in plain)
+    assert plain[0].get("role") == ("group" if name == "timeline" else "img")
+    assert (plain[0].get("aria-label") or "").startswith("a title")
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_no_chart_has_a_style_of_its_own(name: str) -> None:
-    """The content policy refuses a style that is not in the sheet."""
-    assert not {one.tag for one in elements(DRAWN[name]("plain"))} & {"style", "script"}
-    assert all("style" not in one.attrib and "fill" not in one.attrib for one in elements(DRAWN[name]("plain")))
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_every_chart_is_told_in_words(name: str) -> None:
-    whole = elements(DRAWN[name]("a title"))[0]
-    assert whole.get("role") == ("group" if name == "timeline" else "img")
-    assert (whole.get("aria-label") or "").startswith("a title")
-
-
-def test_each_row_of_a_timeline_is_told_in_words() -> None:
+def test_each_row_of_a_timeline_and_the_last_and_the_largest_value_are_said_in_words() -> None:
     drawn = charts.timeline([("attempt 1", "", [Span(0, 2, "waiting"), Span(2, 3, "failed")])], title="")
     (bars,) = [one for one in elements(drawn) if one.get("role") == "img"]
     assert bars.get("aria-label") == "attempt 1: waiting after 0 s for 2 s; failed after 2 s for 1 s"
-
-
-def test_the_words_of_a_chart_have_the_last_and_the_largest_value() -> None:
     drawn = charts.lines([Series("retries", [1, 5, 2])], title="Retries", unit="per second", step_s=10)
     assert elements(drawn)[0].get("aria-label") == "Retries: retries: 2 per second now, at most 5 per second"
 
 
-def test_a_gap_ends_a_line() -> None:
-    drawn = charts.lines([Series("a", [1, 2, None, 3, 4])], title="", unit="", step_s=10)
-    assert len(named(drawn, "polyline")) == 2
+def lines(*values: float | None) -> list[ET.Element]:
+    return named(charts.lines([Series("a", values)], title="", unit="x", step_s=10), "polyline")
 
 
-def test_a_lone_value_is_a_line_too() -> None:
-    (line,) = named(charts.lines([Series("a", [None, 3, None])], title="", unit="", step_s=10), "polyline")
+def test_a_gap_ends_a_line_and_a_lone_value_is_one_too() -> None:
+    assert len(lines(1, 2, None, 3, 4)) == 2
+    (line,) = lines(None, 3, None)
     left, right = [point.split(",") for point in (line.get("points") or "").split()]
     assert left[1] == right[1]
     assert float(right[0]) - float(left[0]) == 6.0, "wide enough to be seen: a line of no length is not drawn"
@@ -84,25 +71,19 @@ def test_nothing_recorded_is_drawn_as_an_empty_chart() -> None:
 
 def test_stacked_values_stand_on_each_other() -> None:
     """1 below 3: the second begins where the first ends, at a quarter of the height."""
-    first, second = named(charts.stacked([Series("a", [1]), Series("b", [3])], title="", unit="", step_s=10), "path")
-
-    def top_and_height(path: ET.Element) -> tuple[float, float]:
-        _, top, _ = path.get("d", "").replace("M", "").replace("h", " ").replace("v", " ").split(" ", 2)
-        height = path.get("d", "").partition("v")[2].partition("h")[0]
-        return float(top), float(height)
-
-    (top, height), (above, rise) = top_and_height(first), top_and_height(second)
-    assert above + rise == pytest.approx(top, abs=0.11)
-    assert rise == pytest.approx(3 * height, rel=0.02)
+    drawn = named(charts.stacked([Series("a", [1]), Series("b", [3])], title="", unit="", step_s=10), "path")
+    paths = [one.get("d", "") for one in drawn]
+    tops = [float(path.replace("M", "").replace("h", " ").replace("v", " ").split(" ", 2)[1]) for path in paths]
+    heights = [float(path.partition("v")[2].partition("h")[0]) for path in paths]
+    assert tops[1] + heights[1] == pytest.approx(tops[0], abs=0.11)
+    assert heights[1] == pytest.approx(3 * heights[0], rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("value", "top"),
-    [(0, 1), (0.3, 0.4), (1, 1), (1.2, 2), (3, 4), (4.5, 5), (7, 10), (11, 20), (90, 100), (950, 1000)],
-)
-def test_an_axis_ends_at_a_round_number(value: float, top: float) -> None:
-    labels = [one.text for one in named(charts.lines([Series("a", [value])], title="", unit="x", step_s=1), "text")]
-    assert charts.number(top) in labels
+def test_an_axis_ends_at_a_round_number() -> None:
+    tops = {0: 1, 0.3: 0.4, 1: 1, 1.2: 2, 3: 4, 4.5: 5, 7: 10, 11: 20, 90: 100, 950: 1000}
+    for value, top in tops.items():
+        drawn = charts.lines([Series("a", [value])], title="", unit="x", step_s=1)
+        assert charts.number(top) in [one.text for one in named(drawn, "text")], value
 
 
 def test_a_meter_is_full_at_its_limit_and_never_beyond() -> None:
@@ -152,15 +133,12 @@ def test_a_long_time_in_the_queue_is_cut_so_that_attempts_can_be_read() -> None:
     assert labels(drawn) == ["0 s", "10 min", "10 min 4 s", "//"]
 
 
-def test_a_time_in_the_queue_that_leaves_room_is_not_cut() -> None:
+def test_a_time_in_the_queue_that_leaves_room_is_not_cut_and_the_axis_ends_where_the_job_ended() -> None:
+    """An attempt of a second, and the job was cancelled a second later, while it waited."""
     rows = [("attempt 1", "", [Span(0, 5, "waiting"), Span(5, 7, "failed")])]
     drawn = charts.timeline(rows, title="", begins=0, ends=7)
     assert place(*named(drawn, "rect", "span")) == pytest.approx((500 / 7, 200 / 7), abs=0.1)
     assert named(drawn, "rect", "break") == []
-
-
-def test_the_axis_ends_where_the_job_ended() -> None:
-    """An attempt of a second, and the job was cancelled a second later, while it waited."""
     drawn = charts.timeline([("attempt 1", "", [Span(10, 11, "failed")])], title="", begins=10, ends=12)
     assert place(*named(drawn, "rect", "span")) == pytest.approx((0, 50), abs=0.1)
     assert labels(drawn)[-1] == "2 s"

@@ -24,6 +24,7 @@ from reefknot.console.dashboard.server import build_app
 from reefknot.console.operations.alerts import active_alerts
 from reefknot.errors import StoreUnavailableError
 from reefknot.policy.settings import load_settings
+from tests.rows import for_each_row
 from tests.security.site_client import READER, Answered, ask, bearer, opened_site, stored_work
 
 CONFIG = """\
@@ -78,6 +79,18 @@ class Shown(HTMLParser):
             self.commands[-1] += data
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+@pytest.fixture
+def worked(path: Path) -> Path:
+    """A store with jobs."""
+    stored_work(path)
+    return path
+
+
 def answers(path: Path, *targets: str, token: str | None = None, config: str = CONFIG) -> dict[str, Answered]:
     """The pages of these addresses, over the store in this file."""
     (path.parent / "reefknot.yaml").write_text(config)
@@ -91,34 +104,31 @@ def answers(path: Path, *targets: str, token: str | None = None, config: str = C
     return asyncio.run(story())
 
 
-def test_every_page_of_an_empty_store_answers_and_names_a_command_to_type(tmp_path: Path) -> None:
-    for target, answered in answers(tmp_path / "state.db", *TARGETS, config="{}\n").items():
+def test_every_page_of_an_empty_store_answers_and_names_a_command_to_type(path: Path) -> None:
+    for target, answered in answers(path, *TARGETS, config="{}\n").items():
         assert answered.status == 200, (target, answered.text[:300])
         assert Shown(answered).commands, target
         if target in ("/work", "/quarantine", "/workers", "/sources", "/audit"):
             assert 'class="empty"' in answered.text, target
 
 
-def test_what_if_answers_in_the_words_of_explain_with_what_ingestion_does(tmp_path: Path) -> None:
+def test_what_if_answers_in_the_words_of_explain_with_what_ingestion_does(path: Path) -> None:
     targets = ("/policies?target=block:http&status=429", "/policies?target=connector:imap_mailbox&status=503")
-    limited, outage = answers(tmp_path / "state.db", *targets).values()
+    limited, outage = (one.text for one in answers(path, *targets).values())
+    assert "Retried: up to" in limited
+    assert "http_error 429 (rate_limited)" in limited
+    assert "In ingestion" not in limited
+    assert "each failure spends an attempt" in outage
+    assert "open its breaker" in outage
 
-    assert "Retried: up to" in limited.text
-    assert "http_error 429 (rate_limited)" in limited.text
-    assert "In ingestion" not in limited.text
-    assert "each failure spends an attempt" in outage.text
-    assert "open its breaker" in outage.text
 
-
-def test_every_command_that_a_page_shows_is_one_of_the_command_line(tmp_path: Path) -> None:
+def test_every_command_that_a_page_shows_is_one_of_the_command_line(worked: Path) -> None:
     """Twins of actions and commands to type are parsed as the command line would."""
-    path = tmp_path / "state.db"
-    stored_work(path)
     filters = ("/work?state=pending&since=1h&sort=oldest", "/quarantine?reason=x&before=1h", "/audit?since=1h&work=a")
     targets = (*TARGETS, *filters, "/work/waiting", "/work/held", "/quarantine/held")
     app = application()
     seen: set[str] = set()
-    for target, answered in answers(path, *targets).items():
+    for target, answered in answers(worked, *targets).items():
         assert answered.status == 200, (target, answered.text[:300])
         shown = Shown(answered)
         seen.update(shown.commands)
@@ -133,35 +143,26 @@ def test_every_command_that_a_page_shows_is_one_of_the_command_line(tmp_path: Pa
         app.parse_args(words, exit_on_error=False, print_error=False)
 
 
-def test_every_action_names_its_route_its_event_and_its_command(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    stored_work(path)
-    found = answers(path, "/work/waiting", "/quarantine", "/quarantine/held", "/sources")
-    actions = [one for answered in found.values() for one in Shown(answered).actions]
+def test_every_action_names_its_route_its_event_and_its_command_and_a_reader_gets_none(worked: Path) -> None:
+    targets = ("/work/waiting", "/quarantine", "/quarantine/held", "/sources")
+    actions = [one for answered in answers(worked, *targets).values() for one in Shown(answered).actions]
     assert len(actions) >= 10
     for one in actions:
         assert (one["data-url"] or "").startswith("/api/v1/")
         assert re.fullmatch(r"[a-z]+\.[a-z]+", one["data-event"] or "")
         assert (one["data-cli"] or "").startswith("reefknot ")
-
-
-def test_a_reader_gets_no_action(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    stored_work(path)
-    for answered in answers(
-        path, "/work/waiting", "/quarantine", "/quarantine/held", "/sources", token=READER
-    ).values():
+    for answered in answers(worked, *targets, token=READER).values():
         assert answered.status == 200
         assert "data-act" not in answered.text
         assert "/api/v1" not in answered.text
 
 
-def test_a_store_that_is_away_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_away_is_told_with_what_to_do(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*_: object) -> Any:
         raise StoreUnavailableError("state.db", "it cannot be opened", "check the disk")
 
     monkeypatch.setattr(views, "VIEWS", tuple(replace(view, load=away) for view in views.VIEWS))
-    for answered in answers(tmp_path / "state.db", "/", "/work").values():
+    for answered in answers(path, "/", "/work").values():
         assert answered.status == 503
         assert answered.headers["retry-after"]
         assert "it cannot be opened; check the disk" in answered.text
@@ -176,50 +177,48 @@ def test_no_template_trusts_a_text_or_has_a_style_or_script_of_its_own() -> None
         assert all(" src=" in one for one in re.findall(r"<script[^>]*>", text)), template.name
 
 
-def test_a_live_fragment_is_the_live_part_of_its_page(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    stored_work(path)
-
-    (tmp_path / "reefknot.yaml").write_text(CONFIG)
-
-    async def story() -> None:
-        async with opened_site(path, load_settings(environ={}, cwd=tmp_path)) as site:
-            renderer = pages.PageRenderer(site)
-            for view in views.VIEWS:
-                if view.is_live:
-                    named = ("id", "held"), ("name", "nightly" if view.name == "schedule" else "notes")
-                    asked = tuple(one for one in named if one[0] in view.parameters)
-                    text, took = await renderer.fragment(ViewKey(view.name, "operator", asked))
-                    assert text.count("data-live=") == 1
-                    assert "<html" not in text
-                    assert 0 <= took < 5
-
-    asyncio.run(story())
+@pytest.mark.real_time
+async def test_a_live_fragment_is_the_live_part_of_its_page(worked: Path) -> None:
+    (worked.parent / "reefknot.yaml").write_text(CONFIG)
+    async with opened_site(worked, load_settings(environ={}, cwd=worked.parent)) as site:
+        renderer = pages.PageRenderer(site)
+        for view in views.VIEWS:
+            if view.is_live:
+                named = ("id", "held"), ("name", "nightly" if view.name == "schedule" else "notes")
+                asked = tuple(one for one in named if one[0] in view.parameters)
+                text, took = await renderer.fragment(ViewKey(view.name, "operator", asked))
+                assert (text.count("data-live="), "<html" in text, 0 <= took < 5) == (1, False, True)
 
 
-def test_a_parameter_that_a_page_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_a_parameter_that_a_page_does_not_know_is_refused_and_an_unknown_view_has_no_stream(path: Path) -> None:
     """A misspelled filter must not show everything; the API refuses it as well."""
     for target, answered in answers(
-        tmp_path / "state.db", "/work?foo=bar", "/work?stat=failed&type=x", "/?state=failed", "/work/a?id=b"
+        path, "/work?foo=bar", "/work?stat=failed&type=x", "/?state=a", "/work/a?id=b"
     ).items():
         assert answered.status == 400, target
         assert "is unknown; accepted: " in answered.text, target
+    wanting = ("/live", "/live?view=nothing", "/live?view=health", "/live?view=job", "/live?view=source")
+    assert {one.status for one in answers(path, *wanting).values()} == {400}
 
 
-def test_a_job_that_is_not_there_is_told_in_the_words_of_pages(tmp_path: Path) -> None:
-    for answered in answers(tmp_path / "state.db", "/work/no%2Fbody", "/quarantine/no%2Fbody").values():
+def test_a_job_that_is_not_there_is_reported_in_the_words_of_pages_and_a_source_has_one_with_its_settings(
+    path: Path,
+) -> None:
+    targets = ("/work/no%2Fbody", "/quarantine/no%2Fbody", "/sources/notes", "/sources/nobody")
+    *jobs, known, unknown = answers(path, *targets).values()
+    for answered in jobs:
         assert answered.status == 404
         assert "--tenant" not in answered.text
         assert '<input name="tenant"' in answered.text
         assert 'no/body" class="acts-row"' in answered.text
+    assert (known.status, unknown.status) == (200, 404)
+    assert "<dt>path</dt>" in known.text
+    assert "source.pause" in known.text
 
 
-def test_the_quarantine_is_filtered_and_its_counts_are_those_of_the_filter(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    stored_work(path)
-    everything, none, young, old = answers(
-        path, "/quarantine", "/quarantine?tenant=nobody", "/quarantine?since=1h&error=", "/quarantine?error=of+nobody"
-    ).values()
+def test_the_quarantine_is_filtered_and_its_counts_are_those_of_the_filter(worked: Path) -> None:
+    filters = ("", "?tenant=nobody", "?since=1h&error=", "?error=of+nobody")
+    everything, none, young, old = answers(worked, *(f"/quarantine{one}" for one in filters)).values()
     assert "in the order of their ids" in everything.text
     assert "jobs in quarantine" in everything.text
     for empty in (none, old):
@@ -229,11 +228,9 @@ def test_the_quarantine_is_filtered_and_its_counts_are_those_of_the_filter(tmp_p
     assert "--since 1h" in young.text
 
 
-def test_the_actions_of_a_group_are_for_the_jobs_of_its_row_alone(tmp_path: Path) -> None:
+def test_the_actions_of_a_group_are_for_the_jobs_of_its_row_alone(worked: Path) -> None:
     """A group with jobs of other tenants, on a page for one of them."""
-    path = tmp_path / "state.db"
-    stored_work(path)
-    (page,) = answers(path, "/quarantine?since=1h&error=&type=fs.blob_get").values()
+    (page,) = answers(worked, "/quarantine?since=1h&error=&type=fs.blob_get").values()
     acts = [one for one in Shown(page).actions if "the group" in (one["data-act"] or "")]
     assert [one["data-verb"] for one in acts][:2] == ["Requeue", "Discard"]
     for one in acts:
@@ -243,33 +240,21 @@ def test_the_actions_of_a_group_are_for_the_jobs_of_its_row_alone(tmp_path: Path
         assert given == {f"--{name}": text for name, text in body.items()}
 
 
-def test_the_counts_of_filtered_work_are_named_as_those_of_all_jobs(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    stored_work(path)
-    everything, filtered = answers(path, "/work?sort=oldest", "/work?state=pending").values()
-    assert "<h2>Jobs</h2><p>3 pending" in everything.text
-    assert "<h2>Jobs</h2><p>all jobs: 3 pending" in filtered.text
-
-
-def test_without_a_system_no_chart_draws_a_value_of_now(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    stored_work(path)
-    (page,) = answers(path, "/").values()
+def test_the_counts_of_filtered_work_are_those_of_all_jobs_and_without_a_system_no_chart_draws_a_value_of_now(
+    worked: Path,
+) -> None:
+    everything, filtered, page = (
+        one.text for one in answers(worked, "/work?sort=oldest", "/work?state=pending", "/").values()
+    )
+    assert "<h2>Jobs</h2><p>3 pending" in everything
+    assert "<h2>Jobs</h2><p>all jobs: 3 pending" in filtered
     for name in ("queued", "waits for", "in quarantine", "level, 0 healthy to 3 critical"):
-        assert f"{name} <b>no system runs</b>" in page.text
-    assert page.text.count(': nothing recorded yet"') == 5, "those four, and the share that recovered"
+        assert f"{name} <b>no system runs</b>" in page
+    assert page.count(': nothing recorded yet"') == 5, "those four, and the share that recovered"
 
 
-def test_a_source_has_a_page_with_its_settings(tmp_path: Path) -> None:
-    known, unknown = answers(tmp_path / "state.db", "/sources/notes", "/sources/nobody").values()
-    assert known.status == 200
-    assert "<dt>path</dt>" in known.text
-    assert "source.pause" in known.text
-    assert unknown.status == 404
-
-
-def test_a_rule_is_resolved_where_it_can_be(tmp_path: Path) -> None:
-    (answered,) = answers(tmp_path / "state.db", "/alerts").values()
+def test_a_rule_is_resolved_where_it_can_be(path: Path) -> None:
+    (answered,) = answers(path, "/alerts").values()
     assert "below 0" not in answered.text.replace("below 0.9", "")
     assert answered.text.count(">at 0<") == 4, "critical_workers, audit_outage, no_router, no_worker"
     assert ">above 300 s<" in answered.text
@@ -306,7 +291,7 @@ def test_verify_says_how_far_heads_prove_the_log() -> None:
     assert "No head was kept of chain d" in text
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("line", "words"),
     [
         ("reefknot top", ["reefknot", "top"]),
@@ -335,19 +320,10 @@ def test_a_cursor_is_shown_for_people() -> None:
 
 
 def test_an_active_alert_has_its_value_of_now() -> None:
-    raised = RecordedAlert("quarantine_growth", 15.0, 10.0, 0, "jobs: 15 (above 10)")
-    (shown,) = active_alerts(AlertsRecord(active={"quarantine_growth": raised}), [], {"quarantine_growth": 29.0})[
-        "alerts"
-    ]
+    raised = AlertsRecord(active={"quarantine_growth": RecordedAlert("quarantine_growth", 15.0, 10.0, 0, "jobs: 15")})
+    (shown,) = active_alerts(raised, [], {"quarantine_growth": 29.0})["alerts"]
     assert (shown["value"], shown["now"]) == (15.0, 29.0)
-    text = str(pages.environment().globals["part"].alert(shown))  # type: ignore[attr-defined]
-    assert "<b>now 29</b>" in text
-
-
-def test_an_unknown_view_has_no_stream(tmp_path: Path) -> None:
-    wanting = ("/live", "/live?view=nothing", "/live?view=health", "/live?view=job", "/live?view=source")
-    found = answers(tmp_path / "state.db", *wanting)
-    assert {one.status for one in found.values()} == {400}
+    assert "<b>now 29</b>" in str(pages.environment().globals["part"].alert(shown))  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

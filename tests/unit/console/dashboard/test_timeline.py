@@ -29,11 +29,17 @@ def rows(*attempts: dict[str, Any], total_s: float, **more: Any) -> list[Any]:
     ]
 
 
-def test_each_attempt_has_the_wait_before_it() -> None:
+def test_each_attempt_has_the_wait_before_it_and_a_run_that_crashed_a_bar_of_its_own() -> None:
     found = rows(attempt(1, 8, 9, code="TIMEOUT"), attempt(2, 11, 12.5, outcome="succeeded"), total_s=12.5)
     assert found == [
         ("attempt 1", "TIMEOUT, ran 1 s, after a wait of 8 s", [(0, 8, "waiting"), (8, 9, "failed")]),
         ("attempt 2", "succeeded, ran 1.5 s, after a wait of 2 s", [(9, 11, "waiting"), (11, 12.5, "succeeded")]),
+    ]
+    crashed = attempt(1, 1, 9, outcome="crashed", duration_s=None)
+    found = rows(crashed, attempt(1, 10, 11, due_at=at(9), outcome="succeeded"), total_s=11)
+    assert found == [
+        ("attempt 1", "crashed, noticed within 8 s, after a wait of 1 s", [(0, 1, "waiting"), (1, 9, "crashed")]),
+        ("attempt 1", "succeeded, ran 1 s, after a wait of 1 s", [(9, 10, "waiting"), (10, 11, "succeeded")]),
     ]
 
 
@@ -44,18 +50,11 @@ def test_a_second_run_waits_from_its_requeue_on() -> None:
     assert found[1][2] == [(60, 61, "waiting"), (61, 62, "succeeded")]
 
 
-def test_a_start_that_is_not_on_record_is_not_made_up() -> None:
+def test_a_start_that_is_not_on_record_is_not_made_up_and_a_running_attempt_goes_on_until_now() -> None:
     (row,) = rows(attempt(1, None, 3), total_s=3)
     assert row == ("attempt 1", "retried, start not recorded", [(0, 3, "other")])
-
-
-def test_a_run_that_crashed_has_a_bar_of_its_own() -> None:
-    crashed = attempt(1, 1, 9, outcome="crashed", duration_s=None)
-    found = rows(crashed, attempt(1, 10, 11, due_at=at(9), outcome="succeeded"), total_s=11)
-    assert found == [
-        ("attempt 1", "crashed, noticed within 8 s, after a wait of 1 s", [(0, 1, "waiting"), (1, 9, "crashed")]),
-        ("attempt 1", "succeeded, ran 1 s, after a wait of 1 s", [(9, 10, "waiting"), (10, 11, "succeeded")]),
-    ]
+    (row,) = rows(attempt(1, 1, None, outcome="running"), total_s=4, state="running")
+    assert row == ("attempt 1", "running, for 3 s, after a wait of 1 s", [(0, 1, "waiting"), (1, 4, "running")])
 
 
 def test_a_job_that_waits_for_its_retry_shows_it() -> None:
@@ -64,8 +63,3 @@ def test_a_job_that_waits_for_its_retry_shows_it() -> None:
     requeued = [{"at": at(60), "what": "requeued"}]
     found = rows(attempt(1, 0, 1), total_s=61, state="pending", generation=1, history=requeued)
     assert found[-1][2] == [(60, 61, "waiting")]
-
-
-def test_a_running_attempt_goes_on_until_now() -> None:
-    (row,) = rows(attempt(1, 1, None, outcome="running"), total_s=4, state="running")
-    assert row == ("attempt 1", "running, for 3 s, after a wait of 1 s", [(0, 1, "waiting"), (1, 4, "running")])

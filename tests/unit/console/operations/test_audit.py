@@ -35,9 +35,8 @@ from reefknot.core.redaction import Redactor
 from reefknot.errors import ParameterError
 from reefknot.policy.model.book import content_hash
 from reefknot.policy.settings import Settings, load_settings
-from reefknot.runtime.clocks import VirtualClock
+from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
-from reefknot.stores.sqlite import SqliteStore
 from reefknot.stores.sqlite.transaction import EVENTS_PER_BLOCK
 from reefknot.testing.conformance.harness import event
 from tests.unit.console.cli.audit_events import NOON, STORY, attempt, decision, in_store, recorded
@@ -142,41 +141,33 @@ FILTERS: list[tuple[dict[str, Any], list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize("limit", [1, 3, 50])
-@pytest.mark.parametrize(("given", "found"), FILTERS)
-def test_a_search_finds_every_chosen_event_once_newest_first(
-    path: Path, given: dict[str, Any], found: list[int], limit: int
+def test_a_search_finds_every_chosen_event_once_newest_first_and_goes_on_from_its_cursor(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert numbers(pages(path, **given, limit=limit)) == found
-
-
-@pytest.mark.parametrize(("given", "found"), FILTERS)
-def test_a_search_that_may_look_at_few_events_goes_on_from_its_cursor(
-    path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], found: list[int]
-) -> None:
-    """A page looks at five events at most; nothing is left out where it ends without any."""
+    """A page may look at five events at most; nothing is left out where it ends without any."""
+    for given, found in FILTERS:
+        for limit in (1, 3, 50):
+            assert numbers(pages(path, **given, limit=limit)) == found, given
     monkeypatch.setattr(audit, "SCANNED", 5)
     monkeypatch.setattr(audit, "SCAN_S", 0.0)
-    looked = pages(path, **given, limit=50)
-
-    assert numbers(looked) == found
-    if given.keys() & {"tenant", "actor", "key", "category", "text", "until"}:
-        assert max(one["looked_at"] for one in looked) <= 5
-    else:
-        assert len(looked) == 1, "an index finds them at once"
+    for given, found in FILTERS:
+        looked = pages(path, **given, limit=50)
+        assert numbers(looked) == found, given
+        if given.keys() & {"tenant", "actor", "key", "category", "text", "until"}:
+            assert max(one["looked_at"] for one in looked) <= 5, given
+        else:
+            assert len(looked) == 1, "an index finds them at once"
 
 
 @pytest.mark.real_time
 async def test_a_search_until_a_time_begins_where_the_events_before_it_end(tmp_path: Path) -> None:
     """Also where one of them was written much later, as by a system whose log was away for a while."""
-    noon = 1_769_342_400_000
+    noon = int(NOON * 1000)
     late = 4 * EVENTS_PER_BLOCK
-    store = await SqliteStore(tmp_path / "state.db", VirtualClock()).start()
-    operator = Operator(store, Redactor(()))
-    query = EventQuery(until="2026-01-25T12:00:00.050Z", limit=3)
-    try:
+    async with open_store(f"sqlite:{tmp_path / 'state.db'}") as store:
+        operator = Operator(store, Redactor(()))
         await store.audit.append([event("a", at=noon + number) for number in range(late)])
-        found = await search_events(operator, query)
+        found = await search_events(operator, EventQuery(until="2026-01-25T12:00:00.050Z", limit=3))
         assert [one["sequence"] for one in found["events"]] == [50, 49, 48]
         assert found["looked_at"] <= EVENTS_PER_BLOCK
         assert (await search_events(operator, EventQuery(until="2026-01-25T11:00:00Z")))["looked_at"] == 0
@@ -185,28 +176,20 @@ async def test_a_search_until_a_time_begins_where_the_events_before_it_end(tmp_p
         newest = await store.audit.read(AuditQuery(until=noon + 50, newest_first=True, limit=2))
         assert [one.sequence for one in newest] == [late + 1, 50]
         assert [one.sequence for one in await store.audit.read(AuditQuery(until=noon + 2))] == [1, 2]
-    finally:
-        await store.close()
 
 
-def test_an_event_has_its_fields_and_a_sentence(path: Path) -> None:
+def test_every_event_has_its_fields_and_a_sentence(path: Path) -> None:
     (page,) = pages(path, type="retry_attempt")
     (found,) = page["events"]
-
     assert (found["kind"], found["event"]["attempt_number"], len(found["hash"])) == ("retry", 1, 64)
     assert found["sentence"].startswith("attempt 1 failed: ConnectionError: the door of Müller")
 
-
-def test_every_kind_of_event_has_a_sentence() -> None:
     more = [BookStored(timestamp="", book_hash="ab", content={}), BreakerEvent(timestamp="", name="api", state="open")]
     said = [in_words(encode(event)) for event in [*TRAIL, *STORY, *more]]
-
     assert all(kind and words for kind, words in said)
     assert ("submitted", "by ann on , process 0") in said
-    assert in_words(b"nonsense") == (
-        "unreadable",
-        "the event was changed, or is of another version; see `audit verify`",
-    )
+    damaged = "the event was changed, or is of another version; see `audit verify`"
+    assert in_words(b"nonsense") == ("unreadable", damaged)
 
 
 def test_a_damaged_event_is_shown_as_one_and_a_secret_is_not_shown(path: Path) -> None:
@@ -268,10 +251,12 @@ def test_a_whole_log_is_verified_and_replayed_as_on_the_command_line(
         ("UPDATE audit SET body = replace(body, 'bob', 'eve') WHERE sequence = 43", 43, "the hash does not fit"),
         ("DELETE FROM audit WHERE sequence = 40", 41, "expected number 40"),
         ("UPDATE audit SET event_type = 'breaker' WHERE sequence = 42", 42, "filed under another event_type"),
+        ("UPDATE audit SET trace_id = NULL WHERE sequence = 41", 41, "filed under another trace_id"),
+        ("UPDATE audit SET correlation_id = 'new' WHERE sequence = 43", 43, "filed under another correlation_id"),
         ("DELETE FROM audit WHERE sequence = 43", 43, "the log does not end with its head"),
         ("UPDATE audit SET body = replace(body, 'ann', 'eve') WHERE sequence = 1", None, ""),
     ],
-    ids=["edited", "removed", "filed", "cut off", "edited before the newest"],
+    ids=["edited", "removed", "filed", "of no trace", "of a correlation", "cut off", "edited before the newest"],
 )
 def test_the_newest_events_are_verified_and_the_answer_says_which(
     path: Path, statement: str, number: int | None, problem: str
@@ -287,38 +272,30 @@ def test_the_newest_events_are_verified_and_the_answer_says_which(
 
 
 def test_heads_that_were_kept_are_compared_where_they_are_covered(tmp_path: Path, path: Path) -> None:
-    """Somebody who writes the newest event and its hash anew is found by the head alone."""
+    """A writer of the newest event and of its hash is found by the head alone."""
     (tmp_path / "reefknot.yaml").write_text("audit: {heads: {path: kept.jsonl}}\n")
     settings = load_settings(str(tmp_path / "reefknot.yaml"), environ={}, cwd=tmp_path)
-
-    async def newest(operator: Operator) -> dict[str, Any]:
-        return await verify_events(operator, most=10)
-
-    assert asked(path, newest, settings=settings)["heads_missing"] == str(tmp_path / "kept.jsonl")
+    file = tmp_path / "kept.jsonl"
     (head,) = asked(path, audit_head)["heads"]
-    (tmp_path / "kept.jsonl").write_text(json.dumps(head) + "\n")
-    found = asked(path, newest, settings=settings)
-    assert (found["ok"], found["proven_up_to"], found["heads_missing"]) == (True, 43, None)
 
-    (tmp_path / "kept.jsonl").write_text(json.dumps(head | {"hash": "0" * 64}) + "\n")
-    assert [one["problem"] for one in asked(path, newest, settings=settings)["mismatches"]] == [
-        "the hash is not the one of the head"
-    ]
-    (tmp_path / "kept.jsonl").write_text(json.dumps(head | {"sequence": 5}) + "\n")
-    older = asked(path, newest, settings=settings)
+    def newest(**changes: Any) -> dict[str, Any]:
+        file.write_text(json.dumps(head | changes) + "\n")
+        return asked(path, lambda operator: verify_events(operator, most=10), settings=settings)
+
+    missing = asked(path, lambda operator: verify_events(operator, most=10), settings=settings)
+    assert missing["heads_missing"] == str(file)
+    found = newest()
+    assert (found["ok"], found["proven_up_to"], found["heads_missing"]) == (True, 43, None)
+    problems = [one["problem"] for one in newest(hash="0" * 64)["mismatches"]]
+    assert problems == ["the hash is not the one of the head"]
+    older = newest(sequence=5)
     assert (older["ok"], older["proven_up_to"], older["compared_with"]) == (True, None, None), "it is not covered"
 
 
 def test_an_empty_log_is_verified_replayed_and_searched_too(tmp_path: Path) -> None:
     path = recorded(tmp_path / "empty.db", [])
-
-    assert asked(path, verify_events)["ok"]
-    assert asked(path, replay_events)["ok"]
-    assert asked(path, lambda operator: search_events(operator, EventQuery())) == {
-        "events": [],
-        "next": None,
-        "looked_at": 0,
-    }
+    assert (asked(path, verify_events)["ok"], asked(path, replay_events)["ok"]) == (True, True)
+    assert pages(path) == [{"events": [], "next": None, "looked_at": 0}]
 
 
 # ---- replay ----------------------------------------------------------------------------------------------------------
@@ -326,21 +303,18 @@ def test_an_empty_log_is_verified_replayed_and_searched_too(tmp_path: Path) -> N
 
 def test_the_newest_decisions_are_decided_again_with_the_books_of_earlier_events(tmp_path: Path) -> None:
     stored = BookStored(timestamp=at(0), book_hash=content_hash(BOOK), content=BOOK)
-    decided = [
-        msgspec.structs.replace(
-            attempt(second), decision=msgspec.structs.replace(decision(1), book_hash=stored.book_hash)
-        )
-        for second in range(1, 9)
-    ]
+    of_book = msgspec.structs.replace(decision(1), book_hash=stored.book_hash)
+    decided = [msgspec.structs.replace(attempt(second), decision=of_book) for second in range(1, 9)]
     path = recorded(tmp_path / "state.db", [stored, *decided])
-    found = asked(path, lambda operator: replay_events(operator, most=4))
 
+    def newest() -> dict[str, Any]:
+        return asked(path, lambda operator: replay_events(operator, most=4))
+
+    found = newest()
     assert (found["ok"], found["events"], found["decisions"], found["books_missing"]) == (True, 4, 4, [])
     assert found["covered"] == {"events": 4, "first": 6, "last": 9, "whole": False}
-
     change(path, """UPDATE audit SET body = replace(body, '"delay":1.0', '"delay":9.0') WHERE sequence IN (2, 8)""")
-    found = asked(path, lambda operator: replay_events(operator, most=4))
-    assert [one["sequence"] for one in found["differences"]] == [8], "the second event is not covered"
+    assert [one["sequence"] for one in newest()["differences"]] == [8], "the second event is not covered"
 
 
 @pytest.mark.real_time

@@ -27,14 +27,11 @@ from reefknot.queue.model.work import ROUTER, WorkItem
 from reefknot.queue.port.work_queue import Enqueue, WorkClaim
 from reefknot.queue.presence import living_systems
 from reefknot.queue.worker.settings import default_settings
-from reefknot.runtime.addresses import is_loopback
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.processes import process_mark
-from reefknot.stores.opening import options_of
 from reefknot.stores.port import Store
 from reefknot.stores.sqlite import files
 from reefknot.stores.sqlite.files import library_finding
-from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
 from tests.rows import for_each_row
 from tests.unit.queue.test_presence import ELSEWHERE, gone_process, reported
@@ -71,37 +68,30 @@ def examined(folder: Path, settings: Settings | None = None, work: Work | None =
 # ---- interpreter and extras ------------------------------------------------------------------------------------------
 
 
-def test_the_extras_are_those_of_the_package_and_all_of_them_are_here() -> None:
+def test_the_extras_are_those_of_the_package_and_one_that_is_missing_is_a_warning_when_it_is_needed(
+    tmp_path: Path,
+) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    offered = set(project["optional-dependencies"]) - {"all", "dev", "bench"}
+    assert set(EXTRAS) == set(project["optional-dependencies"]) - {"all", "dev", "bench"}
+    assert (extras_finding(None).level, "not installed" in extras_finding(None).text) == ("ok", False)
 
-    assert set(EXTRAS) == offered
-    assert extras_finding(None).level == "ok"
-    assert "not installed" not in extras_finding(None).text
-
-
-def test_an_extra_that_is_missing_is_named_with_its_command_and_is_a_warning_when_it_is_needed(tmp_path: Path) -> None:
     def without_nats(module: str) -> bool:
         return module != "nats"
 
     unused = extras_finding(written(tmp_path, ""), is_there=without_nats)
     needed = extras_finding(written(tmp_path, "engine: nats://127.0.0.1:4222\n"), is_there=without_nats)
-
     assert (unused.level, unused.way_out) == ("ok", "pip install '.[nats]' in a checkout adds them")
     assert (needed.level, needed.way_out) == ("warning", "pip install '.[nats]' in a checkout")
     assert "engine needs nats" in needed.text
 
-
-def test_every_extra_can_be_needed_by_a_configuration(tmp_path: Path) -> None:
     text = (
         "dashboard: {port: 0}\n"
         "sources: {repo: {connector: github_repository, settings: {repository: a/b}, enabled: true}}\n"
         "blocks: {sql: {connections: {shop: 'postgresql://shop@db/shop'}}}\n"
     )
-    found = extras_finding(written(tmp_path, text), is_there=lambda module: False)
-
-    for needed in ("dashboard needs dashboard", "sources.repo needs ingest", "blocks.sql.connections.shop needs sql"):
-        assert needed in found.text
+    found = extras_finding(written(tmp_path, text), is_there=lambda module: False).text
+    for one in ("dashboard needs dashboard", "sources.repo needs ingest", "blocks.sql.connections.shop needs sql"):
+        assert one in found
 
 
 @for_each_row(
@@ -118,101 +108,58 @@ def test_a_library_with_the_race_that_damages_files_is_a_warning(version: str, l
 # ---- configuration and secrets ---------------------------------------------------------------------------------------
 
 
-def test_a_secret_that_cannot_be_read_here_is_a_warning_and_a_file_for_all_eyes_too(tmp_path: Path) -> None:
-    text = "secrets: {api: 'env:NO_SUCH_VARIABLE', mail: 'file:mail.txt'}\n"
+def test_a_secret_of_a_source_that_cannot_be_read_here_is_a_warning(tmp_path: Path) -> None:
     source = "{connector: github_repository, repository: a/b, token: 'env:NO_TOKEN'}"
-    settings = written(tmp_path, f"{text}sources: {{product: {source}}}\n")
-    file = tmp_path / "mail.txt"
-    file.write_text("xyzzy-the-password")
-    file.chmod(0o644)
-
-    async def main() -> dict[str, Any]:
-        async with rk.open_store(f"sqlite:{tmp_path / 'state.db'}", tidy=False) as store:
-            return await examine_store(Operator(store, Redactor(()), settings=settings))
-
-    report = asyncio.run(main())
-    found = [one for one in report["findings"] if one["check"] == "secrets" and one["level"] == "warning"]
-
-    assert report["ok"]
-    assert "secrets.api (env:NO_SUCH_VARIABLE): there is no such environment variable" in found[0]["text"]
-    assert "sources.product.token (env:NO_TOKEN): there is no such environment variable" in found[1]["text"]
-    assert found[2]["way_out"] == f"chmod 600 {file}"
-    assert len(found) == 3
-    assert "xyzzy" not in json.dumps(report)
-    file.chmod(0o600)
-    assert len([one for one in asyncio.run(main())["findings"] if one["level"] == "warning"]) == 2
+    found = examined(tmp_path, written(tmp_path, f"sources: {{product: {source}}}\n"))["secrets"]
+    assert found["level"] == "warning"
+    assert "sources.product.token (env:NO_TOKEN): there is no such environment variable" in found["text"]
 
 
 def test_a_secret_in_a_text_that_is_found_is_hidden(tmp_path: Path) -> None:
-    folder = tmp_path / "xyzzy-the-password"
-    folder.mkdir()
-    report = asyncio.run(
-        examine_address(f"sqlite:{folder / 'a.db'}", None, shown="", redactor=Redactor(("xyzzy-the-password",)))
-    )
-
-    assert "there is no store" in json.dumps(report)
-    assert "xyzzy" not in json.dumps(report)
+    url, redactor = f"sqlite:{tmp_path / 'xyzzy-the-password' / 'a.db'}", Redactor(("xyzzy-the-password",))
+    report = json.dumps(asyncio.run(examine_address(url, None, shown="", redactor=redactor)))
+    assert ("there is no store" in report, "xyzzy" in report) == (True, False)
 
 
-@for_each_row(
-    ("section", "level"),
-    [
-        ("{}", "ok"),
-        ("{enabled: false, host: 0.0.0.0}", "ok"),
-        ("{host: localhost}", "ok"),
-        ("{host: '::1'}", "ok"),
-        ("{host: ops.lan, tls_certificate: a.pem, tls_key: b.pem, operator_token: 'env:T'}", "ok"),
-        ("{host: '::', tls_certificate: a, tls_key: b, reader_token: 'env:T', allowed_hosts: [ops.lan]}", "ok"),
-    ],
-)
-def test_a_dashboard_for_this_host_or_with_tls_and_token_is_well(tmp_path: Path, section: str, level: str) -> None:
-    assert examined(tmp_path, written(tmp_path, f"dashboard: {section}\n"))["dashboard"]["level"] == level
+TLS = {"tls_certificate": "a", "tls_key": "b"}
 
 
 @for_each_row(
     ("section", "lacks"),
     [
-        (DashboardSection(host="0.0.0.0"), "tls_certificate and tls_key and operator_token or reader_token"),
-        (DashboardSection(host="::", operator_token="env:T"), "tls_certificate and tls_key and allowed_hosts are"),
-        (DashboardSection(host="ops.example.org", tls_certificate="a", tls_key="b"), "reader_token are missing"),
+        ({}, ""),
+        ({"enabled": False, "host": "0.0.0.0"}, ""),
+        ({"host": "localhost"}, ""),
+        ({"host": "::1"}, ""),
+        ({"host": "ops.lan", **TLS, "operator_token": "env:T"}, ""),
+        ({"host": "::", **TLS, "reader_token": "env:T", "allowed_hosts": ("ops.lan",)}, ""),
+        ({"host": "0.0.0.0"}, "tls_certificate and tls_key and operator_token or reader_token"),
+        ({"host": "::", "operator_token": "env:T"}, "tls_certificate and tls_key and allowed_hosts are"),
+        ({"host": "ops.example.org", **TLS}, "reader_token are missing"),
     ],
 )
 def test_a_dashboard_for_other_hosts_without_tls_or_token_is_a_problem(
-    tmp_path: Path, section: DashboardSection, lacks: str
+    tmp_path: Path, section: dict[str, Any], lacks: str
 ) -> None:
     settings = written(tmp_path, "")
-    configuration = msgspec.structs.replace(settings.configuration, dashboard=section)
-
+    configuration = msgspec.structs.replace(settings.configuration, dashboard=DashboardSection(**section))
     found = examined(tmp_path, msgspec.structs.replace(settings, configuration=configuration))["dashboard"]
-
-    assert (found["level"], found["cause"]) == ("problem", "misconfigured")
-    assert lacks in found["text"]
-    assert "127.0.0.1" in found["way_out"]
-
-
-def test_only_addresses_of_this_host_are_loopback() -> None:
-    assert [one for one in ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "LocalHost") if not is_loopback(one)] == []
-    assert [one for one in ("0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "") if is_loopback(one)] == []
+    assert found["level"] == ("problem" if lacks else "ok")
+    if lacks:
+        assert found["cause"] == "misconfigured"
+        assert lacks in found["text"]
+        assert "127.0.0.1" in found["way_out"]
 
 
-def test_warnings_of_the_configuration_are_findings(tmp_path: Path) -> None:
-    text = "worker: {queue: {v2: {enabled: true, rejection_policy: degrade}}}\n"
-    settings = written(tmp_path, text)
+def test_warnings_of_the_configuration_are_findings_and_a_mistake_that_only_a_step_can_see_is_a_problem(
+    tmp_path: Path,
+) -> None:
+    settings = written(tmp_path, "worker: {queue: {v2: {enabled: true, rejection_policy: degrade}}}\n")
     assert settings.warnings, "the control: this configuration has a warning"
-
     found = examined(tmp_path, settings)["config"]
-
     assert (found["level"], found["text"]) == ("warning", settings.warnings[0])
-
-
-@pytest.mark.real_time
-async def test_a_mistake_that_only_a_step_can_see_is_a_problem(tmp_path: Path) -> None:
-    settings = written(tmp_path, "blocks: {fs: {roots: [.]}}\n")
-    async with rk.open_store(f"sqlite:{tmp_path / 'state.db'}", tidy=False) as store:
-        report = await examine_store(Operator(store, Redactor(()), settings=settings))
-        (found,) = [one for one in report["findings"] if one["check"] == "config"]
-    assert (found["level"], found["cause"]) == ("problem", "misconfigured")
-    assert "blocks.fs.roots" in found["text"]
+    found = examined(tmp_path, written(tmp_path, "blocks: {fs: {roots: [.]}}\n"))["config"]
+    assert (found["level"], found["cause"], "blocks.fs.roots" in found["text"]) == ("problem", "misconfigured", True)
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------
@@ -261,9 +208,7 @@ def test_a_check_of_the_content_that_takes_too_long_is_ended_and_says_so(
 ) -> None:
     monkeypatch.setattr(files, "OPEN_CHECK_S", -1.0)
     monkeypatch.setattr(files, "CHECK_STEPS", 1)
-
     found = examined(tmp_path)["content"]
-
     assert found["level"] == "ok"
     assert "then stopped; `reefknot store check` runs to the end" in found["text"]
 
@@ -272,7 +217,6 @@ def test_a_check_of_the_content_that_takes_too_long_is_ended_and_says_so(
 async def test_a_store_in_memory_promises_nothing() -> None:
     async with rk.open_store("memory:") as store:
         found = by_check(await examine_store(Operator(store, Redactor(()))))
-
     assert found["durability"]["level"] == "warning"
 
 
@@ -300,22 +244,21 @@ def test_work_that_a_dead_process_holds_is_a_warning_with_the_command_that_takes
         assert (opened["level"], opened["text"]) == ("ok", "work is held by 1, none of them gone")
 
 
-def test_work_of_a_silent_process_on_another_host_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> list[dict[str, Any]]:
-        async with rk.open_store("memory:") as store:
-            monkeypatch.setattr(type(store), "reached_for", 60.0)
-            await store.work.enqueue([WorkItem("a", "x", "c")])
-            await store.work.claim(1, WorkClaim(owner=f"worker-9#1@{ELSEWHERE}", classes=("c",), lease=600))
-            operator = Operator(store, Redactor(()))
-            early = by_check(await examine_store(operator))["leases"]
-            await asyncio.sleep(10)
-            late = by_check(await examine_store(operator))["leases"]
-            await reported(store, process=ELSEWHERE)
-            return [early, late, by_check(await examine_store(operator))["leases"]]
+async def test_work_of_a_silent_process_on_another_host_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rk.open_store("memory:") as store:
+        monkeypatch.setattr(type(store), "reached_for", 60.0)
+        await store.work.enqueue([WorkItem("a", "x", "c")])
+        await store.work.claim(1, WorkClaim(owner=f"worker-9#1@{ELSEWHERE}", classes=("c",), lease=600))
 
-    early, late, heard = run_virtual(main())
-    assert (early["level"], late["level"], heard["level"]) == ("ok", "warning", "ok")
-    assert "worker-9#1" in late["text"]
+        async def leases() -> Any:
+            return by_check(await examine_store(Operator(store, Redactor(()))))["leases"]
+
+        assert (await leases())["level"] == "ok"
+        await asyncio.sleep(10)
+        late = await leases()
+        assert (late["level"], "worker-9#1" in late["text"]) == ("warning", True)
+        await reported(store, process=ELSEWHERE)
+        assert (await leases())["level"] == "ok", "it was heard"
 
 
 HELD = {"draining": True, "leaving": False}
@@ -323,30 +266,27 @@ LEFT = {"draining": True, "leaving": True}
 
 
 @for_each_row(
-    ("waits_at", "worker", "expected"),
+    ("waits_at", "worker", "warned"),
     [
-        (ROUTER, {}, ("ok", "1 running, 1 job open", "")),
-        (ROUTER, HELD, ("warning", "worker-1, paused or draining", "`reefknot worker resume worker-1`")),
-        (ROUTER, LEFT, ("warning", "worker-1, paused or draining", "`reefknot worker resume worker-1`")),
-        ("io@worker-1", HELD, ("warning", "worker-1, paused or draining", "`reefknot worker resume worker-1`")),
-        ("io@worker-2", HELD, ("ok", "1 running, 1 job open", "")),
+        (ROUTER, {}, False),
+        (ROUTER, HELD, True),
+        (ROUTER, LEFT, True),
+        ("io@worker-1", HELD, True),
+        ("io@worker-2", HELD, False),
     ],
 )
 def test_due_jobs_that_wait_for_a_worker_that_takes_nothing_are_a_warning(
-    tmp_path: Path, waits_at: str, worker: dict[str, Any], expected: tuple[str, str, str]
+    tmp_path_factory: pytest.TempPathFactory, waits_at: str, worker: dict[str, Any], warned: bool
 ) -> None:
     async def work(store: Store) -> None:
-        await store.work.enqueue(
-            [WorkItem("a", "t", waits_at)], Enqueue(owner="router-1" if waits_at == ROUTER else "")
-        )
+        owner = Enqueue(owner="router-1" if waits_at == ROUTER else "")
+        await store.work.enqueue([WorkItem("a", "t", waits_at)], owner)
         await changed_worker(store, **worker)
 
-    folder = tmp_path / f"{waits_at} {len(list(tmp_path.iterdir()))}"
-    folder.mkdir()
-    found = examined(folder, work=work)["systems"]
-
-    assert (found["level"], found["way_out"]) == (expected[0], expected[2])
-    assert expected[1] in found["text"]
+    found = examined(tmp_path_factory.mktemp("row"), work=work)["systems"]
+    expected = ("warning", "worker-1, paused or draining", "`reefknot worker resume worker-1`")
+    level, text, way_out = expected if warned else ("ok", "1 running, 1 job open", "")
+    assert (found["level"], found["way_out"], text in found["text"]) == (level, way_out, True)
 
 
 def test_a_paused_worker_is_well_while_another_runs_or_nothing_is_due(tmp_path: Path) -> None:
@@ -386,19 +326,16 @@ async def changed_worker(store: Store, **changes: Any) -> None:
 
 
 @for_each_row(
-    ("activity", "expected"),
+    ("activity", "level", "said"),
     [
-        ({}, ("ok", "no running system holds events back; none lost")),
-        ({"activity": None}, ("ok", "no running system holds events back; none lost")),
-        ({"activity": {"audit_buffered": 7}}, ("warning", "7 events wait in memory")),
-        (
-            {"activity": {"id": "s", "audit_buffered": 7, "buckets": {"NOW": {"audit_lost": 3}}}},
-            ("warning", "3 events"),
-        ),
+        ({}, "ok", "no running system holds events back; none lost"),
+        ({"activity": None}, "ok", "no running system holds events back; none lost"),
+        ({"activity": {"audit_buffered": 7}}, "warning", "7 events wait in memory"),
+        ({"activity": {"id": "s", "audit_buffered": 7, "buckets": {"NOW": {"audit_lost": 3}}}}, "warning", "3 events"),
     ],
 )
 def test_events_that_a_running_system_holds_back_or_lost_are_a_warning(
-    tmp_path: Path, activity: dict[str, Any], expected: tuple[str, str]
+    tmp_path: Path, activity: dict[str, Any], level: str, said: str
 ) -> None:
     async def work(store: Store) -> None:
         for system in await living_systems(store):
@@ -407,9 +344,7 @@ def test_events_that_a_running_system_holds_back_or_lost_are_a_warning(
         await reported(store, **json.loads(json.dumps(activity).replace("NOW", step)))
 
     found = examined(tmp_path, work=work)["audit"]
-
-    assert found["level"] == expected[0]
-    assert expected[1] in found["text"]
+    assert (found["level"], said in found["text"]) == (level, True)
 
 
 def test_a_copy_that_is_far_behind_is_a_warning_until_a_system_has_copied(tmp_path: Path) -> None:
@@ -418,14 +353,10 @@ def test_a_copy_that_is_far_behind_is_a_warning_until_a_system_has_copied(tmp_pa
     async def many(store: Store) -> None:
         await store.audit.append([event(str(number)) for number in range(1200)])
 
+    async def copy(store: Store) -> None:
+        async with kept_events(store, settings):
+            pass
+
     behind = examined(tmp_path, settings, many)["copies"]
-
-    async def main() -> Found:
-        async with rk.open_store(f"sqlite:{tmp_path / 'state.db'}", **options_of(settings), tidy=False) as store:
-            async with kept_events(store, settings):
-                pass
-            return by_check(await examine_store(Operator(store, Redactor(()), settings=settings)))
-
-    assert behind["level"] == "warning"
-    assert "1200 events behind" in behind["text"]
-    assert asyncio.run(main())["copies"]["level"] == "ok"
+    assert (behind["level"], "1200 events behind" in behind["text"]) == ("warning", True)
+    assert examined(tmp_path, settings, copy)["copies"]["level"] == "ok"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -40,6 +38,11 @@ DEPLOY = Path(__file__).parents[4] / "deploy"
 _NAME = re.compile(r"\breefknot_\w+")
 
 
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(SystemClock())
+
+
 async def scraped(store: Store, *secrets: str) -> dict[str, Metric]:
     text = (await metrics_text(Operator(store, Redactor(secrets)))).decode()
     return {one.name: one for one in text_string_to_metric_families(text)}
@@ -57,26 +60,20 @@ async def worked(store: Store, *blocks: str) -> None:
         await Journal(store.audit).write(*(retry(block, 0.3) for block in blocks), *found, gone)
 
 
-def test_a_refused_submission_is_counted_by_a_running_system_alone_and_is_an_event_everywhere() -> None:
+@pytest.mark.parametrize("is_system", [True, False])
+async def test_a_refused_submission_is_counted_by_a_running_system_alone_and_is_an_event_everywhere(
+    store: MemoryStore, is_system: bool
+) -> None:
     """As docs/reference/metrics.md has it."""
-
-    async def refused(store: Store) -> None:
+    async with Activity(store, SystemClock()) if is_system else nullcontext():
         client = client_of(store, store.clock, size=1)
         await client.submit("own.step")
         with pytest.raises(QueueFullError):
             await client.submit("own.step")
         with pytest.raises(ParameterError):
             await client.submit("own.step", retries=-1)
-
-    async def main(is_system: bool) -> tuple[float, list[int]]:
-        store = MemoryStore(SystemClock())
-        async with Activity(store, SystemClock()) if is_system else nullcontext():
-            await refused(store)
-            counts = [sum((one.inputs or {})["refused"].values()) for one in await admissions(store)]
-        return values((await scraped(store))["reefknot_admissions"])[("rejected",)], counts
-
-    assert asyncio.run(main(is_system=True)) == (1, [1])
-    assert asyncio.run(main(is_system=False)) == (0, [1])
+        assert [sum((one.inputs or {})["refused"].values()) for one in await admissions(store)] == [1]
+    assert values((await scraped(store))["reefknot_admissions"])["rejected",] == is_system
 
 
 async def admissions(store: Store) -> list[Admission]:
@@ -89,74 +86,57 @@ async def admissions(store: Store) -> list[Admission]:
         await store.audit.wait(len(events), 30.0)
 
 
-async def test_prometheus_reads_the_documented_metrics_by_name_and_label() -> None:
-    store = MemoryStore(SystemClock())
+async def test_prometheus_reads_the_documented_metrics_by_name_and_label(store: MemoryStore) -> None:
     await worked(store, "http.request", "http.request", "sql.query")
     await running(store, depth=60, status="overloaded")
     found = await scraped(store)
-    assert values(found["reefknot_retry_attempts"]) == {
-        ("http.request", "NETWORK_ERROR"): 2,
-        ("sql.query", "NETWORK_ERROR"): 1,
-    }
-    assert found["reefknot_retry_attempts"].samples[0].labels.keys() == {"block", "code"}
-    assert found["reefknot_retry_attempts"].samples[0].name == "reefknot_retry_attempts_total"
-    assert values(found["reefknot_retry_recovered"]) == {(): 0}
-    assert values(found["reefknot_retry_budget_exhausted"]) == {(): 0}
+    attempts = found["reefknot_retry_attempts"]
+    assert values(attempts) == {("http.request", "NETWORK_ERROR"): 2, ("sql.query", "NETWORK_ERROR"): 1}
+    assert attempts.samples[0].labels.keys() == {"block", "code"}
+    assert attempts.samples[0].name == "reefknot_retry_attempts_total"
+    for name in ("recovered", "budget_exhausted"):
+        assert values(found[f"reefknot_retry_{name}"]) == {(): 0}
     waits = {one.labels.get("le", one.name): one.value for one in found["reefknot_retry_wait_seconds"].samples}
     assert (waits["0.25"], waits["0.5"], waits["+Inf"], waits["reefknot_retry_wait_seconds_count"]) == (0, 3, 3, 3)
     assert waits["reefknot_retry_wait_seconds_sum"] == pytest.approx(0.9)
     assert values(found["reefknot_queue_depth"]) == {("io",): 60, ("router",): 0}
     assert values(found["reefknot_worker_level"]) == {("io", "worker-1"): 2}, "by the names of the labels"
-    assert values(found["reefknot_idempotency_events"])["hit",] == 1
-    assert values(found["reefknot_idempotency_events"])["conflict",] == 1
-    assert set(values(found["reefknot_admissions"])) == {
-        ("accepted",),
-        ("deferred",),
-        ("degraded",),
-        ("dropped",),
-        ("rejected",),
-    }
+    keys = values(found["reefknot_idempotency_events"])
+    assert (keys["hit",], keys["conflict",]) == (1, 1)
+    admitted = {word for (word,) in values(found["reefknot_admissions"])}
+    assert admitted == {"accepted", "deferred", "degraded", "dropped", "rejected"}
     assert values(found["reefknot_systems"]) == {(): 1}
     assert values(found["reefknot_alert_active"])["retry_rate",] == 0
 
 
-async def test_counters_are_the_stores_and_go_on_over_the_ends_of_systems() -> None:
-    store, seen = MemoryStore(SystemClock()), []
-    for _ in range(3):
+async def test_counters_are_the_stores_and_go_on_over_the_ends_of_systems(store: MemoryStore) -> None:
+    for number in (1, 2, 3):
         await worked(store, "http.request")
-        seen.append(sum(values((await scraped(store))["reefknot_retry_attempts"]).values()))
-
-    assert seen == [1, 2, 3]
+        assert sum(values((await scraped(store))["reefknot_retry_attempts"]).values()) == number
 
 
-async def test_labels_are_bounded_whatever_blocks_there_are() -> None:
-    store = MemoryStore(SystemClock())
+async def test_labels_are_bounded_whatever_blocks_there_are(store: MemoryStore) -> None:
     for first in range(0, 200, 40):
         await worked(store, *(f"mine.step_{number}" for number in range(first, first + 40)))
     found = values((await scraped(store))["reefknot_retry_attempts"])
-    assert len(found) == 51
-    assert found["other", "NETWORK_ERROR"] == 150
+    assert (len(found), found["other", "NETWORK_ERROR"]) == (51, 150)
 
 
-async def test_a_label_can_neither_break_a_line_nor_show_a_secret() -> None:
-    store = MemoryStore(SystemClock())
+async def test_a_label_can_neither_break_a_line_nor_show_a_secret(store: MemoryStore) -> None:
     await worked(store, 'a"}\nforged 1 #', "hunter2hunter2")
     found = values((await scraped(store, "hunter2hunter2"))["reefknot_retry_attempts"])
     assert len(found) == 2
     assert not any("hunter2" in label or "\n" in label for labels in found for label in labels)
 
 
-async def test_a_sum_that_was_damaged_is_no_obstacle() -> None:
-    store = MemoryStore(SystemClock())
+async def test_a_sum_that_was_damaged_is_no_obstacle(store: MemoryStore) -> None:
     body = json.dumps({"totals": {"retry_attempts|a": 1, "unknown|x|y": 2, "retry_attempts|a|B|c": 3, "": 4}})
     await store.values.put(ENDED, body, version=0)
-
     assert values((await scraped(store))["reefknot_retry_attempts"]) == {}
 
 
-async def test_a_scrape_reads_what_systems_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_reads_what_systems_counted_once(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    store = MemoryStore(SystemClock())
     await worked(store, "http.request")
     raised = AlertsRecord(active={"oldest_age": RecordedAlert("oldest_age", 20.0, 10.0, 1, "it waits")})
     await store.values.put(ALERTS, msgspec.json.encode(raised).decode(), version=0)
@@ -171,23 +151,16 @@ async def test_a_scrape_reads_what_systems_counted_once(monkeypatch: pytest.Monk
     assert read.count(PREFIX) == 1
 
 
-def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_package_the_error_names_the_extra(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-
     with pytest.raises(OperationError, match=r"pip install '\.\[metrics\]'") as caught:
-        asyncio.run(metrics_text(Operator(MemoryStore(SystemClock()), Redactor())))
+        await metrics_text(Operator(store, Redactor()))
     assert caught.value.kind == "misconfigured"
 
 
 # ---- what is shipped -------------------------------------------------------------------------------------------------
-
-
-async def sample_names() -> set[str]:
-    """The names that a store gives which has counted something of everything that has labels."""
-    store = MemoryStore(SystemClock())
-    await worked(store, "http.request")
-    await running(store)
-    return {sample.name for metric in (await scraped(store)).values() for sample in metric.samples}
 
 
 def expressions() -> list[tuple[str, str]]:
@@ -202,12 +175,19 @@ def unknown(shipped: list[tuple[str, str]], names: set[str]) -> list[str]:
     return [f"{where}: {name}" for where, text in shipped for name in _NAME.findall(text) if name not in names]
 
 
-def test_every_name_in_the_dashboard_and_the_rules_is_one_of_the_metrics() -> None:
-    shipped, names = expressions(), asyncio.run(sample_names())
-
+async def test_every_name_in_the_dashboard_and_the_rules_is_one_of_the_metrics_and_hardly_any_is_in_neither(
+    store: MemoryStore,
+) -> None:
+    families = set(await scraped(store))
+    await worked(store, "http.request")
+    await running(store)  # something of everything that has labels is counted now
+    names = {sample.name for metric in (await scraped(store)).values() for sample in metric.samples}
+    shipped = expressions()
     assert len(shipped) > 30
     assert unknown(shipped, names) == []
     assert unknown([("a panel", "rate(reefknot_retries_total[1m])")], names) == ["a panel: reefknot_retries_total"]
+    shown = {name for _, text in shipped for name in _NAME.findall(text)}
+    assert {name for name in families if not any(one.startswith(name) for one in shown)} <= {"reefknot_routers"}
 
 
 def test_no_text_of_a_rule_prints_a_number_with_all_its_digits() -> None:
@@ -220,27 +200,9 @@ def test_no_text_of_a_rule_prints_a_number_with_all_its_digits() -> None:
     assert [one for one in values if "|" not in one] == []
 
 
-def test_every_metric_is_in_the_dashboard_the_rules_or_both() -> None:
-    shown = {name for _, text in expressions() for name in _NAME.findall(text)}
-    families = asyncio.run(_families())
-    rest = {name for name in families if not any(one.startswith(name) for one in shown)}
-
-    assert rest <= {"reefknot_routers"}
-
-
-async def _families() -> set[str]:
-    store = MemoryStore(SystemClock())
-    return set(await scraped(store))
-
-
-def test_the_reference_has_every_metric_and_no_other() -> None:
+async def test_the_reference_has_every_metric_and_no_other(store: MemoryStore) -> None:
     page = (DEPLOY.parent / "docs" / "reference" / "metrics.md").read_text()
     written = set(re.findall(r"^\| `(reefknot_\w+)", page, re.MULTILINE))
-    families: Any = asyncio.run(_families_as_written())
-
-    assert written == families
-
-
-async def _families_as_written() -> set[str]:
-    store = MemoryStore(SystemClock())
-    return {name + ("_total" if one.type == "counter" else "") for name, one in (await scraped(store)).items()}
+    assert written == {
+        name + ("_total" if one.type == "counter" else "") for name, one in (await scraped(store)).items()
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -51,9 +50,8 @@ def about(number: int = 0) -> dict[str, Any]:
     return envelope(wall=1.0, work_id=f"job-{number}")
 
 
-def test_an_empty_store_has_zeros_and_a_whole_series() -> None:
-    view = asyncio.run(seen(MemoryStore(SystemClock())))
-
+async def test_an_empty_store_has_zeros_and_a_whole_series() -> None:
+    view = await seen(MemoryStore(SystemClock()))
     assert view["admissions"] == {"accepted": 0, "rejected": 0, "dropped": 0, "deferred": 0, "degraded": 0}
     assert view["retries"]["recovered_share"] is None
     assert view["quarantine"] == {"size": 0, "added": 0}
@@ -120,74 +118,48 @@ async def test_jobs_that_a_router_holds_are_due_in_every_figure() -> None:
 
 
 async def test_levels_come_with_their_reasons_and_classes_are_added_up() -> None:
-    store = MemoryStore(SystemClock())
-    await running(
-        store,
-        depth=85,
-        status="overloaded",
-        levels={"worker-1": {"io": "85 of 100 places in the queue are taken"}},
-        rates={"ended": 1.5, "retries": 0.2},
-    )
+    store, reason = MemoryStore(SystemClock()), "85 of 100 places in the queue are taken"
+    levels, rates = {"worker-1": {"io": reason}}, {"ended": 1.5, "retries": 0.2}
+    await running(store, depth=85, status="overloaded", levels=levels, rates=rates)
     await running(store, "worker-2", depth=3, rates={"ended": 0.5, "retries": 0.0})
     view = await seen(store)
     assert [(one["worker_id"], one["class"], one["level"], one["reason"]) for one in view["levels"]] == [
-        ("worker-1", "io", "overloaded", "85 of 100 places in the queue are taken"),
+        ("worker-1", "io", "overloaded", reason),
         ("worker-2", "io", "healthy", ""),
     ]
-    assert view["classes"]["io"] == {
-        "queued": 88,
-        "active": 2,
-        "capacity": 8,
-        "oldest_age_s": 2.5,
-        "level": "overloaded",
-    }
+    together = {"queued": 88, "active": 2, "capacity": 8, "oldest_age_s": 2.5, "level": "overloaded"}
+    assert view["classes"]["io"] == together
     assert (view["ended_per_s"], view["retries_per_s"], view["systems"]) == (2.0, 0.2, 2)
 
 
-async def test_breakers_and_throttles_are_told_without_secrets() -> None:
+async def test_breakers_and_throttles_are_shown_without_secrets_and_sources_whose_breaker_holds_their_jobs() -> None:
     store = MemoryStore(SystemClock())
     open_ = {"worker_id": "worker-1", "name": "hunter2hunter2", "breaker": "open", "throttled": False, "tokens": 9}
     dry = {"worker_id": "worker-1", "name": "b.example", "breaker": "closed", "throttled": True, "tokens": 0.2}
     await running(store, destinations=[open_, dry])
+    cooling = SourceHealth(cools_until=store.moment().wall + 60_000)
+    for name, health in {"mail": cooling, "notes": SourceHealth(), "vault": SourceHealth(paused=True)}.items():
+        await SourceRecords(store).change(name, with_health(lambda _, health=health: health))  # type: ignore[misc] # its default
     listed = await list_workers(Operator(store, Redactor(("hunter2hunter2",))))
-    assert [(one["name"][:4], one["breaker"]) for one in listed["workers"][0]["destinations"]] == [
-        (HIDDEN[:4], "open"),
-        ("b.ex", "closed"),
-    ]
+    told = [(one["name"][:4], one["breaker"]) for one in listed["workers"][0]["destinations"]]
+    assert told == [(HIDDEN[:4], "open"), ("b.ex", "closed")]
     view = await seen(store, "hunter2hunter2")
-    assert [(one["state"], "hunter2" in one["name"]) for one in view["breakers"]] == [("open", False)]
+    place, source = view["breakers"]
+    assert (place["state"], "hunter2" in place["name"]) == ("open", False)
+    assert source == {"name": "source:mail", "worker_id": None, "state": "cooling"}
     assert view["throttled"] == [{"name": "b.example", "worker_id": "worker-1", "tokens": 0.2}]
 
 
-async def test_a_source_whose_breaker_holds_its_jobs_is_a_breaker_that_is_not_closed() -> None:
-    store = MemoryStore(SystemClock())
-    later = store.moment().wall + 60_000
-    for name, health in {
-        "mail": SourceHealth(cools_until=later),
-        "notes": SourceHealth(),
-        "vault": SourceHealth(paused=True),
-    }.items():
-        await SourceRecords(store).change(name, with_health(lambda _, health=health: health))  # type: ignore[misc] # its default
-    found: list[dict[str, Any]] = (await seen(store))["breakers"]
-
-    assert found == [{"name": "source:mail", "worker_id": None, "state": "cooling"}]
-
-
-async def test_active_alerts_are_part_of_it() -> None:
+async def test_active_alerts_are_part_of_it_and_a_system_of_an_earlier_version_is_no_obstacle() -> None:
     store = MemoryStore(SystemClock())
     told = RecordedAlert("retry_rate", 70, 60, 1_700_000_000_000, "retries per minute: 70 (above 60)")
     body = msgspec.json.encode(AlertsRecord(active={"retry_rate": told})).decode()
     await store.values.put("alerts", body, version=0)
-    found: list[dict[str, Any]] = (await seen(store))["alerts"]
-    (alert,) = found
-    assert (alert["alert"], alert["state"], alert["since"]) == ("retry_rate", "raised", "2023-11-14T22:13:20.000Z")
-    assert "reefknot audit analyse" in alert["advice"]
-
-
-async def test_a_system_of_an_earlier_version_tells_no_activity_and_is_no_obstacle() -> None:
-    store = MemoryStore(SystemClock())
     system = System(store, SystemClock(), settings=default_settings(), blocks={})
     old = {name: one for name, one in system.snapshot().items() if name != "activity"}
     await store.control.report(system.system_id, json.dumps(old, default=str), keep=300)
     view = await seen(store)
+    (alert,) = view["alerts"]
+    assert (alert["alert"], alert["state"], alert["since"]) == ("retry_rate", "raised", "2023-11-14T22:13:20.000Z")
+    assert "reefknot audit analyse" in alert["advice"]
     assert (view["systems"], view["ended_per_s"], view["audit"]) == (1, 0.0, {"buffered": 0, "lost": 0})

@@ -11,10 +11,7 @@ from reefknot.console.operations.bulk import BulkListener
 from reefknot.console.operations.quarantine import (
     QuarantineQuery,
     discard_jobs,
-    edit_and_requeue,
-    editable_payload,
     list_quarantined,
-    purge_jobs,
     quarantine_groups,
     quarantine_stats,
     requeue_jobs,
@@ -25,7 +22,7 @@ from reefknot.errors import OperationError, ParameterError
 from reefknot.queue.model.messages import ExecAssignment, Job, encode
 from reefknot.queue.model.work import Quarantine, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
-from tests.unit.console.operations.operator_scene import SECRET, OperatorScene, names_of
+from tests.unit.console.operations.operator_scene import SECRET, OperatorScene
 
 PAYLOAD = {"path": "a.txt", "password": "hunter2hunter2"}
 
@@ -48,7 +45,12 @@ async def test_groups_lists_and_stats_count_the_same_jobs_without_secrets(scene:
     groups = await quarantine_groups(scene.operator, QuarantineQuery(limit=1))
     assert [(one["count"], one["code"]) for one in groups["groups"]] == [(2, "HTTP_ERROR")]
     assert (groups["total"], groups["ungrouped"]) == (2, 0)
-    fingerprint = groups["groups"][0]["fingerprint"]
+    (largest,) = groups["groups"]
+    assert (list(largest["types"]), largest["message"]) == (["fs.blob_get"], "order 17 was refused")
+    assert largest["oldest_at"] <= largest["newest_at"]
+    fingerprint = largest["fingerprint"]
+    of_type = await quarantine_groups(scene.operator, QuarantineQuery(type="other.type"))
+    assert of_type["groups"] == []
     listed = await list_quarantined(scene.operator, QuarantineQuery(fingerprint=fingerprint))
     assert [one["id"] for one in listed["items"]] == ["a", "b"]
     stats = await quarantine_stats(scene.operator)
@@ -61,33 +63,6 @@ async def test_groups_lists_and_stats_count_the_same_jobs_without_secrets(scene:
     with pytest.raises(OperationError, match="'nobody' is not in quarantine") as absent:
         await show_quarantined(scene.operator, "nobody")
     assert absent.value.kind == "not_found"
-
-
-async def test_a_dry_run_has_the_counts_and_changes_nothing(scene: OperatorScene) -> None:
-    await kept(scene, "a", "b")
-    query = QuarantineQuery(reason="spent")
-    for operation in (requeue_jobs, discard_jobs, purge_jobs):
-        found = await operation(scene.operator, query, dry_run=True)
-        assert (found["count"], found["by_type"], found["dry_run"]) == (2, {"fs.blob_get": 2}, True)
-    assert (await quarantine_stats(scene.operator))["total"] == 2
-    assert await scene.actions() == []
-
-
-async def test_each_action_is_audited_with_its_actor_and_tells_what_it_changed(scene: OperatorScene) -> None:
-    await kept(scene, "a", "b", "c")
-    done = await requeue_jobs(scene.operator, QuarantineQuery(ids=("a", "nobody")), because="fixed")
-    assert (done["requeued"], done["missing"], done["count"]) == (["a"], ["nobody"], 1)
-    assert "there is no such job" in done["reasons"][0]
-    assert done["hints"] == ["a running system picks it up within seconds; to start one: reefknot up"]
-    with pytest.raises(ParameterError, match="a reason is required"):
-        await discard_jobs(scene.operator, QuarantineQuery(ids=("b",)), because=" ")
-    assert (await discard_jobs(scene.operator, QuarantineQuery(ids=("b",)), because="no"))["discarded"] == ["b"]
-    assert (await purge_jobs(scene.operator, QuarantineQuery(all=True)))["purged"] == ["c"]
-    assert names_of(await scene.actions()) == [
-        ("quarantine.requeue", "a", "ann"),
-        ("quarantine.discard", "b", "ann"),
-        ("quarantine.purge", "c", "ann"),
-    ]
 
 
 async def test_the_sentence_of_an_action_on_many_jobs_has_their_number_the_filter_and_the_reason(
@@ -118,51 +93,10 @@ async def test_an_answer_is_bounded_and_a_listener_hears_every_job(
     assert (done["requeued"], done["count"], heard) == (["a", "b", "c"], 5, list("abcde"))
 
 
-async def test_no_selection_never_means_all_jobs(scene: OperatorScene) -> None:
-    await kept(scene, "a")
-    for operation in (requeue_jobs, discard_jobs, purge_jobs):
-        with pytest.raises(OperationError, match="select jobs by ids") as refused:
-            await operation(scene.operator, QuarantineQuery(), because="x")
-        assert refused.value.kind == "invalid"
-    assert (await quarantine_stats(scene.operator))["total"] == 1
-
-
-@pytest.mark.parametrize(
-    ("fields", "parameter"),
-    [
-        ({"before": "soon"}, "before"),
-        ({"reason": ""}, "reason"),
-        ({"limit": 0}, "limit"),
-        ({"tenant": " "}, "tenant"),
-        ({"error": ""}, "error"),
-        ({"since": "soon"}, "since"),
-        ({"ids": ("a",), "all": True}, "all"),
-    ],
-)
-def test_a_query_with_bad_syntax_is_refused_by_its_parameter(fields: dict[str, Any], parameter: str) -> None:
-    with pytest.raises(ParameterError) as refused:
-        QuarantineQuery(**fields)
-    assert refused.value.parameter == parameter
-
-
-async def test_an_edited_payload_replaces_its_job_once(scene: OperatorScene) -> None:
-    await kept(scene, "a", tenant="acme")
-    found = await editable_payload(scene.operator, "a", "acme")
-    assert "hunter2" not in str(found)
-    assert "parts are hidden" in found["notes"][0]
-    with pytest.raises(ParameterError, match="stands for a part that was hidden") as hidden:
-        await edit_and_requeue(scene.operator, "a", tenant="acme", payload=found["payload"])
-    assert hidden.value.parameter == "payload"
-    edited = {**PAYLOAD, "path": "b.txt"}
-    for dry_run in (True, False, False):  # a request that is made again is answered again
-        done = await edit_and_requeue(scene.operator, "a", tenant="acme", payload=edited, dry_run=dry_run)
-        assert (done["requeued"], done["tenant_ids"], done["replaces"]) == (["a~2"], ["acme"], "a")
-        assert any('"path": "b.txt"' in line for line in done["diff"])
-        assert "hunter2" not in str(done)
-    with pytest.raises(OperationError, match="there is a job a~2 already") as other:
-        await edit_and_requeue(scene.operator, "a", tenant="acme", payload={"path": "c.txt"})
-    assert other.value.kind == "conflict"
-    with pytest.raises(OperationError) as absent:
-        await edit_and_requeue(scene.operator, "a", payload=edited)
-    assert absent.value.kind == "not_found"
-    assert names_of(await scene.actions()) == [("quarantine.requeue", "a", "ann")]
+def test_a_query_with_bad_syntax_is_refused_by_its_parameter() -> None:
+    bad = {"before": "soon", "reason": "", "limit": 0, "tenant": " ", "error": "", "since": "soon"}
+    queries: list[dict[str, Any]] = [*({name: value} for name, value in bad.items()), {"all": True, "ids": ("a",)}]
+    for fields in queries:
+        with pytest.raises(ParameterError) as refused:
+            QuarantineQuery(**fields)
+        assert refused.value.parameter == next(iter(fields))

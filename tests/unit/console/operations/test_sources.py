@@ -41,13 +41,6 @@ async def test_the_list_has_cursor_and_cooldown_redacted_and_bounded(scene: Oper
     assert (other["state"], other["cursor"], other["cooldown_until"]) == ("never synced", None, None)
 
 
-async def test_a_source_that_was_paused_before_its_first_sync_is_resumed_and_not_run(scene: OperatorScene) -> None:
-    await sources.pause_source(scene.operator, "mail", because="the server moves")
-    found = await row(scene, "mail")
-    assert found["to_do"] == ["paused by ann because the server moves: reefknot source resume mail"]
-    assert found["next_due"] is None
-
-
 async def test_a_source_is_shown_with_its_settings_and_a_bounded_number_of_problems(scene: OperatorScene) -> None:
     await scene.keep("notes", problem="cut")
     found = await sources.show_source(scene.operator, "notes", limit=1)
@@ -56,17 +49,6 @@ async def test_a_source_is_shown_with_its_settings_and_a_bounded_number_of_probl
         await sources.show_source(scene.operator, "notes", limit=0)
     with pytest.raises(ParameterError, match=r"'note' is unknown; accepted: notes, mail.*did you mean 'notes'"):
         await sources.show_source(scene.operator, "note")
-
-
-async def test_documents_are_found_by_their_words(scene: OperatorScene) -> None:
-    with pytest.raises(OperationError, match="there are no documents yet") as no_file:
-        await sources.search_documents(scene.operator, "reef")
-    assert no_file.value.kind == "unreachable"
-    await scene.keep("notes", "reef", "bowline")
-    found = await sources.search_documents(scene.operator, "reef")
-    assert [one["location"] for one in found["hits"]] == ["reef"]
-    with pytest.raises(OperationError, match="mail has no documents yet"):
-        await sources.search_documents(scene.operator, "reef", source="mail")
 
 
 # ---- a sync ----------------------------------------------------------------------------------------------------------
@@ -81,36 +63,29 @@ async def test_a_sync_is_put_in_the_queue_and_audited_and_a_second_request_names
     assert await scene.actions() == []
 
     first = await sources.run_source(scene.operator, "notes")
-    assert (first["source"], first["queued"], first["existing"], first["running_system"]) == (
-        "notes",
-        True,
-        False,
-        False,
-    )
+    told = {"source": "notes", "queued": True, "existing": False, "running_system": False}
+    assert first.items() >= told.items()
     assert "no system runs over this store" in first["note"]
     assert f"reefknot up --engine {scene.operator.shown}" in first["note"]
-    second = await sources.run_source(scene.operator, "notes")
+    second, full = [await sources.run_source(scene.operator, "notes", full=full) for full in (False, True)]
     assert (second["job"], second["existing"]) == (first["job"], True)
+    assert (full["job"], full["full"]) == (first["job"], False), "it is not promised while another is under way"
+    assert "ask for a full one when that has ended" in full["note"]
+    assert not (await scene.records.read("notes")).begin_anew
     assert [one.assignment_id for one in await scene.world.jobs.list("notes")] == [first["job"]]
     assert names_of(await scene.actions()) == [("source.run", "notes", "ann")]
 
 
-async def test_an_orchestrator_runs_the_sync_that_was_asked_for(scene: OperatorScene) -> None:
-    async def fetch(request: FetchRequest) -> Page:
-        return page("a.md", cursor="c1")
-
-    await scene.world.start(scene.world.source(fetch, "notes"))
-    asked = await sources.run_source(scene.operator, "notes")
-    await asyncio.sleep(10)
-    assert await scene.world.state(asked["job"]) is WorkState.SUCCEEDED
-
-
-async def test_a_full_sync_begins_without_a_cursor_once(scene: OperatorScene) -> None:
+async def test_a_full_sync_begins_without_a_cursor_once_also_after_it_failed_before_its_first_page(
+    scene: OperatorScene,
+) -> None:
     """The second page, and the next sync, go on behind what is kept."""
     cursors = list[str]()
 
     async def fetch(request: FetchRequest) -> Page:
         cursors.append(request.cursor)
+        if len(cursors) == 7:
+            raise ConnectionError("not now")
         return page("a.md", cursor=f"c{len(cursors)}", is_last=len(cursors) % 2 == 0)
 
     await scene.world.start(scene.world.source(fetch, "notes"))
@@ -122,31 +97,9 @@ async def test_a_full_sync_begins_without_a_cursor_once(scene: OperatorScene) ->
     assert cursors == ["", "c1", "", "c3", "c4", "c5"]
     details = [one.details for one in await scene.actions()]
     assert details == [{"full": False}, {"full": True}, {"full": False}]
-
-
-async def test_a_full_sync_that_fails_before_its_first_page_begins_anew_again(scene: OperatorScene) -> None:
-    cursors = list[str]()
-
-    async def fetch(request: FetchRequest) -> Page:
-        cursors.append(request.cursor)
-        if len(cursors) == 2:
-            raise ConnectionError("not now")
-        return page("a.md", cursor=f"c{len(cursors)}")
-
-    await scene.world.start(scene.world.source(fetch, "notes"))
-    await sources.run_source(scene.operator, "notes")
-    await asyncio.sleep(10)
     await sources.run_source(scene.operator, "notes", full=True)
     await asyncio.sleep(3600)
-    assert cursors == ["", "", ""]
-    assert not (await scene.records.read("notes")).begin_anew
-
-
-async def test_a_full_sync_is_not_promised_while_another_one_is_under_way(scene: OperatorScene) -> None:
-    first = await sources.run_source(scene.operator, "notes")
-    second = await sources.run_source(scene.operator, "notes", full=True)
-    assert (second["job"], second["full"]) == (first["job"], False)
-    assert "ask for a full one when that has ended" in second["note"]
+    assert cursors[6:] == ["", ""]
     assert not (await scene.records.read("notes")).begin_anew
 
 
@@ -175,8 +128,9 @@ async def test_a_source_that_no_system_would_sync_is_refused_with_what_to_do(
 
 
 async def test_documents_in_another_file_of_this_host_are_a_conflict_and_a_full_sync_moves_them(
-    scene: OperatorScene, tmp_path: Path
+    scene: OperatorScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Over a server the place of the documents is known only there."""
     (tmp_path / "elsewhere.db").touch()
     await scene.change("notes", documents=f"another {tmp_path / 'elsewhere.db'}")
     with pytest.raises(OperationError, match=r"in another place: .*elsewhere\.db"):
@@ -184,14 +138,10 @@ async def test_documents_in_another_file_of_this_host_are_a_conflict_and_a_full_
     assert (await sources.run_source(scene.operator, "notes", full=True))["job"]
     assert (await scene.records.read("notes")).documents == ""
 
-
-async def test_over_a_server_the_place_of_the_documents_is_known_only_there(
-    scene: OperatorScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(type(scene.world.store), "reached_for", 60.0)
-    await scene.change("notes", documents="another /srv/documents.db")
-    assert (await sources.run_source(scene.operator, "notes", full=True))["job"]
-    assert (await scene.records.read("notes")).documents == "another /srv/documents.db"
+    await scene.change("mail", documents="another /srv/documents.db")
+    assert (await sources.run_source(scene.operator, "mail", full=True))["job"]
+    assert (await scene.records.read("mail")).documents == "another /srv/documents.db"
 
 
 @pytest.mark.parametrize("scene", ["worker: {}\n"], indirect=True)
@@ -201,18 +151,6 @@ async def test_without_a_configured_source_there_is_nothing_to_run(scene: Operat
 
 
 # ---- pause, resume, forget -------------------------------------------------------------------------------------------
-
-
-async def test_a_pause_and_a_resume_are_audited_once_with_their_reason(scene: OperatorScene) -> None:
-    at = scene.operator
-    assert (await sources.pause_source(at, "notes", because=f"key {SECRET}", dry_run=True))["changed"] is False
-    assert (await sources.pause_source(at, "notes", because=f"key {SECRET}"))["changed"] is True
-    assert (await sources.pause_source(at, "notes"))["changed"] is False
-    assert (await scene.records.read("notes")).paused_because == "key [redacted]"
-    assert (await sources.resume_source(at, "notes"))["changed"] is True
-    done = await scene.actions()
-    assert names_of(done) == [("source.pause", "notes", "ann"), ("source.resume", "notes", "ann")]
-    assert (done[0].details, done[1].details) == ({"reason": "key [redacted]"}, None)
 
 
 async def test_what_is_left_of_a_source_is_removed_with_its_jobs(scene: OperatorScene) -> None:

@@ -79,73 +79,51 @@ BEGUN: list[AnyEvent] = [
 
 
 async def told(
-    scene: OperatorScene,
-    events: list[AnyEvent],
-    *,
-    result: str | None = None,
-    payload: dict[str, Any] | None = None,
-    options: dict[str, Any] | None = None,
+    scene: OperatorScene, events: list[AnyEvent], *, result: str | None = None, payload: Any = None, **options: Any
 ) -> dict[str, Any]:
     """The story of a job that ended, with these events."""
     store = scene.world.store
-    asked = AssignmentOptions(retry_count=2, **options or {})
+    asked = AssignmentOptions(retry_count=2, **options)
     body = encode(ExecAssignment("order-7", "r", Job("http.request", payload or {"url": "x"}), options=asked))
     deadline = int(scene.world.clock.wall() * 1000) + asked.deadline_ms if asked.deadline_ms else None
-    await store.work.assign(
-        [WorkItem("order-7", "http.request", "io@worker-1", payload=body, deadline_at=deadline)],
-        start={"order-7"},
-        owner="w",
-    )
-    item = await store.work.get("order-7")
-    assert item is not None
+    item = WorkItem("order-7", "http.request", "io@worker-1", payload=body, deadline_at=deadline)
+    await store.work.assign([item], start={"order-7"}, owner="w")
+    kept = await store.work.get("order-7")
+    assert kept is not None
     if result is not None:
-        assert await store.work.settle([Settlement("order-7", "w", item.fence, WorkDone(result))]) == [True]
+        assert await store.work.settle([Settlement("order-7", "w", kept.fence, WorkDone(result))]) == [True]
     await store.audit.append(Journal(None, redactor=scene.operator.redactor).entries(events))
     return await job_story(scene.operator, "order-7")
 
 
+def holds(found: dict[str, Any], **fields: Any) -> None:
+    """Whether these fields have these values."""
+    assert {name: found[name] for name in fields} == fields
+
+
+def outcomes(found: dict[str, Any]) -> list[tuple[int, str]]:
+    return [(one["number"], one["outcome"]) for one in found["attempts"]]
+
+
 async def test_each_attempt_has_its_decision_its_wait_and_what_is_known_of_its_time(scene: OperatorScene) -> None:
-    found = await told(
-        scene,
-        [
-            *BEGUN,
-            retried(1.0, 1, decided(1, 0.75)),
-            TimeoutOccurred(**about(3.0), attempt_number=2, timeout_seconds=0.5),
-            retried(3.0, 2, decided(2, 2.5, retry_after=30.0)),
-            IdempotencyEvent(**about(34), idempotency_key="charge:7", action="record"),
-            Completed(**about(34.5), status="success", attempts=3, duration_ms=34_500),
-        ],
-        result='{"latency_ms": 1250.0}',
-    )
+    events = [
+        *BEGUN,
+        retried(1.0, 1, decided(1, 0.75)),
+        TimeoutOccurred(**about(3.0), attempt_number=2, timeout_seconds=0.5),
+        retried(3.0, 2, decided(2, 2.5, retry_after=30.0)),
+        IdempotencyEvent(**about(34), idempotency_key="charge:7", action="record"),
+        Completed(**about(34.5), status="success", attempts=3, duration_ms=34_500),
+    ]
+    found = await told(scene, events, result='{"latency_ms": 1250.0}')
     first, second, third = found["attempts"]
-    assert (first["number"], first["started_at"], first["ended_at"], first["duration_s"]) == (
-        1,
-        timestamp(NOON + 0.25),
-        timestamp(NOON + 1),
-        0.75,
-    )
-    assert (first["outcome"], first["decision"], first["reason"]) == ("retried", "again", None)
-    assert (first["code"], first["failure_type"], first["http_status"], first["classification"]) == (
-        "HTTP_ERROR",
-        "transient",
-        503,
-        "network",
-    )
-    assert (first["wait_s"], first["wait_from"], first["worker_id"]) == (1.0, "own backoff", "worker-1")
-    assert (second["due_at"], second["started_at"], second["duration_s"]) == (timestamp(NOON + 2), None, None)
-    assert (second["wait_from"], second["timed_out_after_s"]) == ("server hint", 0.5)
-    assert (third["outcome"], third["started_at"], third["duration_s"]) == (
-        "succeeded",
-        timestamp(NOON + 33.25),
-        1.25,
-    )
-    assert (found["state"], found["idempotency_key"], found["worker"], found["is_cut"]) == (
-        "succeeded",
-        "charge:7",
-        "worker-1",
-        False,
-    )
-    assert found["ended_at"] is not None
+    holds(first, number=1, started_at=timestamp(NOON + 0.25), ended_at=timestamp(NOON + 1), duration_s=0.75)
+    holds(first, outcome="retried", decision="again", reason=None, wait_s=1.0, wait_from="own backoff")
+    holds(first, code="HTTP_ERROR", failure_type="transient", http_status=503, classification="network")
+    holds(second, due_at=timestamp(NOON + 2), started_at=None, duration_s=None)
+    holds(second, wait_from="server hint", timed_out_after_s=0.5)
+    holds(third, outcome="succeeded", started_at=timestamp(NOON + 33.25), duration_s=1.25)
+    holds(found, state="succeeded", idempotency_key="charge:7", worker="worker-1", is_cut=False)
+    assert (first["worker_id"], found["ended_at"] is not None) == ("worker-1", True)
     assert [one["event_type"] for one in found["events"]][:3] == ["submitted", "routing", "admission"]
     assert "to worker-1" in [one["sentence"] for one in found["lines"]]
 
@@ -169,17 +147,9 @@ async def test_a_wait_that_a_breaker_made_longer_says_so(scene: OperatorScene) -
     def put_off(second: float, seconds: float) -> AnyEvent:
         return BreakerEvent(**about(second), name="block:http", state="open", wait_seconds=seconds)
 
-    found = await told(
-        scene,
-        [
-            *BEGUN,
-            put_off(0.3, 0.2),
-            retried(1.0, 1, decided(1, 0.5)),
-            put_off(2.0, 10.0),
-            put_off(12.0, 3.5),
-            retried(16.0, 2, decided(2, 1.0)),
-        ],
-    )
+    waits = [put_off(2.0, 10.0), put_off(12.0, 3.5)]
+    retries = retried(1.0, 1, decided(1, 0.5)), retried(16.0, 2, decided(2, 1.0))
+    found = await told(scene, [*BEGUN, put_off(0.3, 0.2), retries[0], *waits, retries[1]])
     first, second, _ = found["attempts"]
     assert (first["wait_s"], first["put_off_s"], second["put_off_s"]) == (1.0, 13.5, None)
     assert second["due_at"] == timestamp(NOON + 15.5)
@@ -190,50 +160,34 @@ async def test_a_wait_that_a_breaker_made_longer_says_so(scene: OperatorScene) -
 
 async def test_a_hint_that_is_shorter_than_the_own_backoff_is_not_what_is_waited_for(scene: OperatorScene) -> None:
     found = await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5, retry_after=0.25))])
-    assert found["attempts"][0]["wait_from"] == "own backoff"
-    assert found["attempts"][0]["wait_s"] == 1.0
-    running = found["attempts"][1]
-    assert (running["outcome"], running["number"], running["started_at"], running["ended_at"]) == (
-        "running",
-        1,
-        timestamp(scene.world.clock.wall()),
-        None,
-    )
+    first, running = found["attempts"]
+    holds(first, wait_from="own backoff", wait_s=1.0)
+    now = timestamp(scene.world.clock.wall())
+    holds(running, outcome="running", number=1, started_at=now, ended_at=None)
     assert found["ended_at"] is None
 
 
 async def test_the_end_of_a_job_that_gave_up_is_told_once_and_a_requeue_begins_a_generation(
     scene: OperatorScene,
 ) -> None:
-    record = decided(3, 9.0)
-    found = await told(
-        scene,
-        [
-            *BEGUN,
-            stopped(9, 3, record),
-            Completed(**about(9), status="error", attempts=3),
-            Requeued(**about(60), reason="by ann", generation=1),
-            Completed(**about(61), status="success", attempts=1),
-        ],
-        result='{"latency_ms": "odd"}',
-    )
-    one, two = found["attempts"]
-    assert (one["outcome"], one["decision"], one["reason"], one["field"]) == (
-        "failed",
-        "stop",
-        "attempts_spent",
-        "max_attempts",
-    )
-    assert (one["generation"], two["generation"], two["number"], two["outcome"]) == (0, 1, 1, "succeeded")
+    events = [
+        *BEGUN,
+        stopped(9, 3, decided(3, 9.0)),
+        Completed(**about(9), status="error", attempts=3),
+        Requeued(**about(60), reason="by ann", generation=1),
+        Completed(**about(61), status="success", attempts=1),
+    ]
+    one, two = (await told(scene, events, result='{"latency_ms": "odd"}'))["attempts"]
+    holds(one, generation=0, outcome="failed", decision="stop", reason="attempts_spent", field="max_attempts")
+    holds(two, generation=1, number=1, outcome="succeeded")
     assert two["started_at"] is None, "a result that cannot be read tells no time"
 
 
 async def test_an_attempt_that_was_cancelled_while_it_ran_is_told(scene: OperatorScene) -> None:
     ended = Completed(**about(12), status="cancelled", attempts=2, attempt_seconds=9.5)
-    found = await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5)), ended], result="{}")
-    _, cancelled = found["attempts"]
-    assert (cancelled["number"], cancelled["outcome"], cancelled["duration_s"]) == (2, "cancelled", 9.5)
-    assert (cancelled["started_at"], cancelled["ended_at"]) == (timestamp(NOON + 2.5), timestamp(NOON + 12))
+    _, cancelled = (await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5)), ended], result="{}"))["attempts"]
+    holds(cancelled, number=2, outcome="cancelled", duration_s=9.5)
+    holds(cancelled, started_at=timestamp(NOON + 2.5), ended_at=timestamp(NOON + 12))
 
 
 async def test_a_run_that_crashed_is_an_attempt_of_its_own_and_the_next_has_its_number(scene: OperatorScene) -> None:
@@ -244,52 +198,32 @@ async def test_a_run_that_crashed_is_an_attempt_of_its_own_and_the_next_has_its_
     begun = await store.work.get("order-7")
     assert begun is not None
 
+    def crash_events(one: WorkItem) -> Any:
+        return journal.entries(vanished_events(one, scene.world.clock.wall()))
+
     for owner, crashes in (("w2", 1), ("w3", 2)):
         await store.leases.end(await store.leases.owners())
-        (item,) = await store.work.claim(
-            1,
-            WorkClaim(
-                owner=owner,
-                classes=("io@worker-1",),
-                crash_events=lambda one: journal.entries(vanished_events(one, scene.world.clock.wall())),
-            ),
-        )
-        attempts = (await job_story(scene.operator, "order-7"))["attempts"]
-        assert [(one["number"], one["outcome"]) for one in attempts] == [
-            *[(1, "crashed")] * crashes,
-            (1, "running"),
-        ]
-        assert attempts[0]["message"] == "its worker vanished"
-        assert attempts[0]["started_at"] == time_text(begun.updated_at)
-        assert [one["started_at"] for one in attempts[1:-1]] == [None] * (crashes - 1)
+        (item,) = await store.work.claim(1, WorkClaim(owner=owner, classes=("io@worker-1",), crash_events=crash_events))
+        found = await job_story(scene.operator, "order-7")
+        assert outcomes(found) == [*[(1, "crashed")] * crashes, (1, "running")]
+        holds(found["attempts"][0], message="its worker vanished", started_at=time_text(begun.updated_at))
+        assert [one["started_at"] for one in found["attempts"][1:-1]] == [None] * (crashes - 1)
 
     done = Settlement("order-7", item.owner, item.fence, WorkDone("{}"))
     ended = journal.entries([Completed(**about(1), status="success", attempts=1)])
     assert await store.work.settle([structs.replace(done, events=tuple(ended))]) == [True]
-    attempts = (await job_story(scene.operator, "order-7"))["attempts"]
-    assert [(one["number"], one["outcome"]) for one in attempts] == [*[(1, "crashed")] * 2, (1, "succeeded")]
+    found = await job_story(scene.operator, "order-7")
+    assert outcomes(found) == [*[(1, "crashed")] * 2, (1, "succeeded")]
 
 
 async def test_the_crash_that_ends_in_quarantine_is_told_and_the_failed_attempt_before_it_once(
     scene: OperatorScene,
 ) -> None:
     crash = {"crashes": 3, "limit": 3, "attempts": 1}
-    found = await told(
-        scene,
-        [
-            *BEGUN,
-            retried(1.0, 1, decided(1, 0.5)),
-            Quarantined(**about(9), reason="its owner vanished 3 times", inputs=crash),
-            Completed(**about(9), status="error", attempts=1),
-        ],
-        result="{}",
-    )
-    assert [(one["number"], one["outcome"]) for one in found["attempts"]] == [(1, "retried"), (2, "crashed")]
-
-
-async def test_a_job_that_was_cancelled_before_it_ran_has_no_attempt(scene: OperatorScene) -> None:
-    found = await told(scene, [*BEGUN, Completed(**about(12), status="cancelled", attempts=0)], result="{}")
-    assert found["attempts"] == []
+    aside = Quarantined(**about(9), reason="its owner vanished 3 times", inputs=crash)
+    ended = Completed(**about(9), status="error", attempts=1)
+    found = await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5)), aside, ended], result="{}")
+    assert outcomes(found) == [(1, "retried"), (2, "crashed")]
 
 
 @pytest.mark.parametrize(
@@ -366,21 +300,18 @@ async def test_what_another_version_wrote_is_told_as_far_as_it_is_understood(sce
     failure = structs.replace(known.failure, code="OUT_OF_LUCK")
     policy = structs.replace(known.policy, strategy="lunar", base_delay=77.0)
     found = await told(scene, [*BEGUN, retried(1, 1, structs.replace(known, failure=failure, policy=policy))])
-    (first, _) = found["attempts"]
-    assert (first["code"], first["classification"], first["wait_s"], first["wait_from"]) == (
-        "OUT_OF_LUCK",
-        None,
-        2.0,
-        None,
-    )
+    holds(found["attempts"][0], code="OUT_OF_LUCK", classification=None, wait_s=2.0, wait_from=None)
 
 
-async def test_a_job_that_was_refused_without_an_attempt_has_none(scene: OperatorScene) -> None:
+@pytest.mark.parametrize("status", ["error", "cancelled"])
+async def test_a_job_that_was_refused_or_cancelled_without_an_attempt_has_none(
+    scene: OperatorScene, status: str
+) -> None:
     record = decided(1, 0.0, failure_type=FailureType.PERMANENT, policy=RetryPolicy(1, 1.0, retryable=False))
-    events = [*BEGUN, stopped(1, 0, record, RetryRefused), Completed(**about(1), status="error", attempts=0)]
-    found = await told(scene, events, result="{}")
-    assert found["attempts"] == []
-    assert [one["event_type"] for one in found["events"]][-1] == "completed"
+    refused = [stopped(1, 0, record, RetryRefused)] if status == "error" else []
+    ended = Completed(**about(12), status=status, attempts=0)
+    found = await told(scene, [*BEGUN, *refused, ended], result="{}")
+    assert (found["attempts"], found["events"][-1]["event_type"]) == ([], "completed")
 
 
 @pytest.mark.parametrize("scene", [QUARTER], indirect=True)
@@ -412,7 +343,7 @@ async def test_the_time_is_that_of_the_request_only_if_it_sets_one(
     policy = scene.operator.settings.book.resolve("block:http.request", FAILURE)
     spent = decided(1, seconds, policy=policy.replace(time_budget=seconds))
     assert spent.answer == "budget_spent"
-    found = await told(scene, [*BEGUN, stopped(40, 1, spent)], options=options)
+    found = await told(scene, [*BEGUN, stopped(40, 1, spent)], **options)
     assert (found["attempts"][0]["field"], found["attempts"][0]["layer"]) == decided_by
 
 

@@ -25,6 +25,6 @@ def test_a_time_is_absolute_or_an_age() -> None:
     assert refused.value.problem.startswith("'90x' is not accepted: a time such as ")
 
 
-@pytest.mark.parametrize("text", ["", "90", "s", "-1s", "1.2345s", "90x", "1h30m", "1234567890s", "5s\n"])
-def test_what_is_no_duration_has_no_seconds(text: str) -> None:
-    assert duration_s(text) is None
+def test_what_is_no_duration_has_no_seconds() -> None:
+    for text in ("", "90", "s", "-1s", "1.2345s", "90x", "1h30m", "1234567890s", "5s\n"):
+        assert duration_s(text) is None, text

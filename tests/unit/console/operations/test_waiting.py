@@ -53,18 +53,16 @@ async def unacknowledged(store: Store) -> str:
     return await enqueued(store)
 
 
-async def held_elsewhere(store: Store) -> str:
-    name = await enqueued(store, resource_class="cpu@worker-1")
-    await store.work.claim(1, WorkClaim(owner=f"worker-1#1@{ELSEWHERE}", classes=("cpu@worker-1",), lease=30))
-    await reported(store, worker="worker-2")
-    return name
+def elsewhere(owner: str, resource_class: str) -> Stage:
+    """A job that a silent process on another host holds."""
 
+    async def stage(store: Store) -> str:
+        name = await enqueued(store, resource_class=resource_class)
+        await store.work.claim(1, WorkClaim(owner=f"{owner}#1@{ELSEWHERE}", classes=(resource_class,), lease=30))
+        await reported(store, worker="worker-2")
+        return name
 
-async def router_elsewhere(store: Store) -> str:
-    name = await enqueued(store)
-    await store.work.claim(1, WorkClaim(owner=f"router-9#1@{ELSEWHERE}", classes=(ROUTER,), lease=30))
-    await reported(store)
-    return name
+    return stage
 
 
 async def foreign_worker(store: Store) -> str:
@@ -133,8 +131,8 @@ def replaced(**changes: Any) -> Callable[[SourceHealth, int], SourceHealth]:
 
 STAGES: list[tuple[Stage, str, str]] = [
     (unacknowledged, "unacknowledged", "it was sent to worker-1 4 s ago and is not acknowledged yet"),
-    (held_elsewhere, "owner_silent", "worker-1 holds it and has been silent for"),
-    (router_elsewhere, "owner_silent", "router-9 holds it and has been silent for"),
+    (elsewhere("worker-1", "cpu@worker-1"), "owner_silent", "worker-1 holds it and has been silent for"),
+    (elsewhere("router-9", ROUTER), "owner_silent", "router-9 holds it and has been silent for"),
     (foreign_worker, "soon", "a router is about to send it to a worker"),
     (of_a_run, "no_class", "no running worker has the class cpu"),
     (behind_its_tenant, "tenant_turn", "11 jobs are ahead of it, 8 of them of its own tenant acme"),
@@ -184,6 +182,7 @@ async def test_a_job_that_runs_or_has_ended_does_not_wait() -> None:
         await reported(store)
         name = await enqueued(store, resource_class="cpu@worker-1")
         await store.work.claim(1, WorkClaim(owner=f"worker-1#1@{process_mark()}", classes=("cpu@worker-1",)))
-        assert (await show_job(Operator(store, Redactor(())), name))["waiting"] is None
+        operator = Operator(store, Redactor(()))
+        assert (await show_job(operator, name))["waiting"] is None
         await store.work.cancel(name)
-        assert (await show_job(Operator(store, Redactor(())), name))["waiting"] is None
+        assert (await show_job(operator, name))["waiting"] is None
