@@ -10,6 +10,7 @@ import pytest
 from reefknot.queue.model import failure_groups
 from reefknot.queue.model.failure_groups import FailureGroups, failure_summary, fingerprint_of, has_error, normalised
 from reefknot.queue.model.work import WorkItem, vanished_reason
+from tests.rows import for_each_row
 
 
 def item(message: str = "", *, name: str = "a", at: int = 1, source: str = "", **failure: object) -> WorkItem:
@@ -17,7 +18,7 @@ def item(message: str = "", *, name: str = "a", at: int = 1, source: str = "", *
     return WorkItem(name, "imap", source=source, updated_at=at, reason="not_retryable", failure=json.dumps(body))
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("one", "other"),
     [
         ("HTTP 503 after 12 tries", "HTTP 503 after 7 tries"),
@@ -44,7 +45,7 @@ def test_what_differs_from_job_to_job_does_not_count(one: str, other: str) -> No
     assert fingerprint_of(item(one)) == fingerprint_of(item(other))
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "message",
     ["it can't be read and isn't there", "the folder is missing", "login failed: wrong password", "decade of cafe"],
 )
@@ -62,10 +63,8 @@ def test_type_code_status_exception_and_words_make_the_difference() -> None:
         item("it failed", exceptions=["builtins.OSError", "builtins.Exception"]),
     ]
     found = [fingerprint_of(each) for each in (one, *others)]
-
-    assert len(set(found)) == 6
-    assert all(len(each) == failure_groups.DIGITS for each in found)
-    assert fingerprint_of(one) == "46a9df25ed46", "it is the same in every process and version"
+    assert (len(set(found)), {len(each) for each in found}) == (6, {failure_groups.DIGITS})
+    assert found[0] == "46a9df25ed46", "it is the same in every process and version"
 
 
 def test_without_a_message_the_reason_is_the_message() -> None:
@@ -89,14 +88,11 @@ def test_groups_are_counted_with_their_times_sources_and_the_newest_message() ->
         item("no 'c'", name="3", at=7, source="mail"),
         item("another", name="4", at=1),
     ]
-    found = FailureGroups(items).groups()
-
-    assert [(one.count, one.message, one.oldest_at, one.newest_at) for one in found] == [
-        (3, "no 'b'", 5, 9),
-        (1, "another", 1, 1),
-    ]
-    assert (found[0].sources, found[0].kinds, found[1].sources) == (("mail", "notes"), ("imap",), ())
-    assert found[0].fingerprint == fingerprint_of(items[0])
+    first, second = FailureGroups(items).groups()
+    assert (first.count, first.message, first.oldest_at, first.newest_at) == (3, "no 'b'", 5, 9)
+    assert (second.count, second.message, second.oldest_at, second.newest_at) == (1, "another", 1, 1)
+    assert (first.sources, first.kinds, second.sources) == (("mail", "notes"), ("imap",), ())
+    assert first.fingerprint == fingerprint_of(items[0])
 
 
 def test_what_is_kept_of_many_groups_and_sources_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +115,9 @@ def test_no_message_takes_long(piece: str) -> None:
 
 def test_a_text_is_looked_for_in_the_reason_and_in_what_a_failure_says() -> None:
     found = item("it answered 503")
-    for text in ("not_retry", "HTTP_ERROR", "permanent", "answered 503", "Http_Error", "IT ANSWERED"):
-        assert has_error(found, text)
-    for text in ("message", "imap", "answered 504"):
-        assert not has_error(found, text)
-    assert has_error(WorkItem("a", "t", reason="gone"), "gone")
-    odd = WorkItem("a", "t", reason="gone", failure="no JSON")
-    assert has_error(odd, "gone")
-    assert not has_error(odd, "JSON")
+    assert all(has_error(found, text) for text in ("not_retry", "HTTP_ERROR", "permanent", "Http_Error", "IT ANSWERED"))
+    assert has_error(found, "answered 503")
+    assert not any(has_error(found, text) for text in ("answered 504", "message", "imap"))
+    for failure in (None, "no JSON"):
+        odd = WorkItem("a", "t", reason="gone", failure=failure)
+        assert (has_error(odd, "gone"), has_error(odd, "JSON")) == (True, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from reefknot.core.time import Moment
 from reefknot.errors import IllegalMoveError
@@ -12,9 +13,8 @@ from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, discard, is_i
 NOW = Moment(wall=50_000, steady=7)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
+def test_versions_count_on_and_a_record_keeps_its_tenant() -> None:
+    for name, following in (
         ("order", "order~2"),
         ("order~2", "order~3"),
         ("order~9", "order~10"),
@@ -23,39 +23,15 @@ NOW = Moment(wall=50_000, steady=7)
         ("a\nb~2", "a\nb~3"),
         ("~2", "~3"),
         ("", "~2"),
-    ],
-)
-def test_versions_count_on(name: str, expected: str) -> None:
-    assert next_version(name) == expected
-    assert replaced_reason(name) == f"replaced by {expected}"
-
-
-def test_a_record_keeps_its_tenant() -> None:
-    assert next_record("acme|order") == "acme|order~2"
-    assert next_record("|a|b~2") == "|a|b~3"
+    ):
+        assert (next_version(name), replaced_reason(name)) == (following, f"replaced by {following}")
+    assert [next_record(name) for name in ("acme|order", "|a|b~2")] == ["acme|order~2", "|a|b~3"]
 
 
 def quarantined(resource_class: str) -> WorkItem:
-    return WorkItem(
-        "acme|order",
-        "t",
-        resource_class,
-        source="notes",
-        tenant_id="acme",
-        correlation_id="r",
-        trace_id="tr",
-        priority=3,
-        state=WorkState.QUARANTINED,
-        created_at=1000,
-        deadline_at=6000,
-        attempts=4,
-        crashes=1,
-        reason="bad",
-        failure="{}",
-        admission="{}",
-        pool="io",
-        payload=b"\xff",
-    )
+    item = WorkItem("acme|order", "t", resource_class, "notes", "acme", "r", "tr", 3, deadline_at=6000, payload=b"\xff")
+    put_aside = {"state": WorkState.QUARANTINED, "created_at": 1000, "attempts": 4, "crashes": 1, "reason": "bad"}
+    return structs.replace(item, **put_aside, failure="{}", admission="{}", pool="io")
 
 
 @pytest.mark.parametrize(
@@ -83,9 +59,5 @@ def test_without_a_reason_the_link_is_the_id_alone_and_only_quarantined_work_is_
     assert replaced(item, b"", NOW, who="ann")[1].history[0].why == "order"
     with pytest.raises(IllegalMoveError):
         replaced(WorkItem("a", "t"), b"", NOW, who="ann")
-
-
-def test_work_that_was_discarded_for_another_reason_is_not_replaced() -> None:
-    item = quarantined("cpu")
     assert not is_replaced(discard(item, NOW, who="ann", reason="not wanted"))
     assert not is_replaced(WorkItem("a", "t", state=WorkState.DISCARDED))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from msgspec import structs
 
 from reefknot.queue.model.results import WaitsFor
@@ -22,6 +21,7 @@ from reefknot.queue.model.waiting import (
     unserved,
     why_waits,
 )
+from tests.rows import for_each_row
 
 STEPS = frozenset({"report.render"})
 JOB = JobFacts(record="r-1", kind="report.render", pool="cpu")
@@ -166,12 +166,11 @@ CASES: list[tuple[WaitCode, JobFacts, FleetFacts, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("code", "facts", "system", "text", "remedy"), CASES)
+@for_each_row(("code", "facts", "system", "text", "remedy"), CASES)
 def test_the_cause_has_its_sentence_and_its_remedy(
     code: WaitCode, facts: JobFacts, system: FleetFacts, text: str, remedy: str
 ) -> None:
     found = why_waits(facts, system)
-
     assert found.code is code
     assert text in found.text
     assert remedy in found.remedy
@@ -198,12 +197,11 @@ SOURCES: list[tuple[WaitCode, JobFacts, FleetFacts, SourceFacts, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("code", "facts", "system", "source", "text"), SOURCES)
+@for_each_row(("code", "facts", "system", "source", "text"), SOURCES)
 def test_a_job_of_a_source_says_what_becomes_of_its_source(
     code: WaitCode, facts: JobFacts, system: FleetFacts, source: SourceFacts, text: str
 ) -> None:
     found = why_waits(facts, system, source)
-
     assert found.code is code
     assert text in found.sentence
 
@@ -212,25 +210,16 @@ def test_every_code_is_walked() -> None:
     assert {case[0] for case in CASES} | {case[0] for case in SOURCES} == set(WaitCode)
 
 
-def test_a_long_error_is_one_line_and_is_cut() -> None:
+def test_a_long_error_is_one_line_and_is_cut_and_so_are_many_names() -> None:
     found = why_waits(queued(**RETRY, error="boom\n" * 100), fleet(IDLE))
-
-    assert "\n" not in found.text
-    assert found.text.endswith("…")
-
-
-def test_many_names_are_cut() -> None:
+    assert ("\n" in found.text, found.text[-1]) == (False, "…")
     workers = [structs.replace(PAUSED, name=f"w{number}") for number in range(7)]
-
     assert why_waits(JOB, fleet(*workers)).text.endswith("w0, w1, w2, w3, w4 and 2 more")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-1, "0 s"), (0, "0 s"), (0.2, "1 s"), (59, "59 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (2e5, "2 d")],
-)
-def test_a_time_is_told_in_the_unit_that_people_would_choose(seconds: float, text: str) -> None:
-    assert span(seconds) == text
+def test_a_time_is_told_in_the_unit_that_people_would_choose() -> None:
+    told = ["0 s", "0 s", "1 s", "59 s", "119 s", "2 min", "2 h", "2 d"]
+    assert [span(seconds) for seconds in (-1, 0, 0.2, 59, 119, 120, 7200, 2e5)] == told
 
 
 def counted(waiting: dict[str, int], left: int, system: FleetFacts) -> list[tuple[WaitCode, int]]:
@@ -254,9 +243,7 @@ def test_jobs_that_are_served_or_may_be_are_not_counted() -> None:
 
 
 def test_the_sentence_about_unserved_jobs_has_their_number() -> None:
-    (one,) = unserved({"cpu": 1}, 0, fleet())
-    (many,) = unserved({"gpu": 2}, 0, fleet(IDLE))
-
+    (one,), (many,) = unserved({"cpu": 1}, 0, fleet()), unserved({"gpu": 2}, 0, fleet(IDLE))
     assert one.text == "1 job waits: no worker is running"
     assert many.text.startswith("2 jobs wait: no running worker has the class gpu")
     assert "the pool gpu" in many.remedy
