@@ -34,9 +34,7 @@ def test_every_row_is_written_once_whatever_their_number(connection: apsw.Connec
 def test_a_batch_of_64_takes_two_statements(connection: apsw.Connection) -> None:
     seen: list[str] = []
     connection.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: seen.append(event["sql"]))
-
     INSERT.run(connection, rows(64, 0))
-
     assert len(seen) == 2
 
 
@@ -45,7 +43,6 @@ def test_a_row_that_cannot_be_written_leaves_nothing_of_its_transaction(connecti
     connection.execute("BEGIN IMMEDIATE")
     INSERT.run(connection, rows(1, 0))
     with pytest.raises(apsw.ConstraintError):
-        INSERT.run(connection, [*rows(40, 0)])
-
+        INSERT.run(connection, rows(40, 0))
     assert connection.get_autocommit()
     assert connection.execute("SELECT count(*) FROM t").get == 0

@@ -15,7 +15,7 @@ from reefknot.errors import StoreError
 from reefknot.idempotency.model import Claimed, ClaimRequest, Done
 from reefknot.stores.sqlite import SqliteStore, writer
 from reefknot.stores.sqlite.transaction import Transaction, each
-from tests.unit.stores.sqlite.stores_on_a_file import locked, opened
+from tests.unit.stores.sqlite.stores_on_a_file import locked, opened, waits_for_the_lock
 
 pytestmark = pytest.mark.real_time
 
@@ -30,13 +30,13 @@ async def test_all_callers_of_one_turn_share_a_transaction(store: SqliteStore) -
     assert (len(claims), store.batches) == (64, 2)
 
 
-async def test_a_loop_goes_on_while_the_file_is_locked_by_others(store: SqliteStore, path: Path) -> None:
-    with locked(path):
-        waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+@pytest.mark.parametrize("quick", [False, True], ids=["by the thread", "a lone request on a quick disk"])
+async def test_a_loop_goes_on_while_the_file_is_locked_by_others(store: SqliteStore, path: Path, quick: bool) -> None:
+    if quick:
+        call_it_quick(store)
+    async with waits_for_the_lock(store, path):
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        assert not waiting.done()
-    assert isinstance(await waiting, Claimed)
 
 
 async def blocked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
@@ -138,26 +138,22 @@ async def test_a_busy_loop_nudges_until_the_write_is_done(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with nudges(store, monkeypatch) as taken:
-        with locked(path):
-            waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+        async with waits_for_the_lock(store, path):
             while len(taken) < 5:  # noqa: ASYNC110 - the loop has to be busy
                 await asyncio.sleep(0)
-        assert isinstance(await waiting, Claimed)
         assert all(one == writer.NUDGE_S for one in taken)
         seen = len(taken)
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        assert len(taken) <= seen + 1, "nobody writes any more"
+        assert len(taken) <= seen + 1, "nothing is written any more"
 
 
 async def test_a_loop_that_has_nothing_to_do_does_not_sleep(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with nudges(store, monkeypatch) as taken:
-        with locked(path):
-            waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+        async with waits_for_the_lock(store, path) as waiting:
             await asyncio.wait({waiting}, timeout=0.05)
-        assert isinstance(await waiting, Claimed)
         assert len(taken) <= 2, "at the ends of the wait, when there was something to do"
 
 
@@ -175,18 +171,11 @@ async def test_the_longer_a_write_takes_the_rarer_the_nudges(
         return later(delay, callback, *words)
 
     monkeypatch.setattr(loop, "call_later", call_later)
-    with locked(path):
-        waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
-        async with asyncio.timeout(10):
-            while len(gaps) < 7:  # noqa: ASYNC110 - the loop has to be busy
-                await asyncio.sleep(0)
-    await waiting
-    assert gaps[0] == writer.MIN_GAP_S
+    async with waits_for_the_lock(store, path), asyncio.timeout(10):
+        while len(gaps) < 7:  # noqa: ASYNC110 - the loop has to be busy
+            await asyncio.sleep(0)
+    assert (gaps[0], gaps[6]) == (writer.MIN_GAP_S, writer.MAX_GAP_S)
     assert all(after == min(2 * before, writer.MAX_GAP_S) for before, after in pairwise(gaps[:7]))
-    assert gaps[6] == writer.MAX_GAP_S
-
-
-# ---- a lone caller on a quick disk -----------------------------------------------------------------------------------
 
 
 def whose(_transaction: Any, wanted: list[Any]) -> list[int]:
@@ -216,18 +205,6 @@ async def test_callers_that_come_together_share_the_threads_transaction_on_a_qui
     assert threading.get_ident() not in threads
 
 
-async def test_a_lone_request_on_a_quick_disk_does_not_hold_its_loop_up_while_others_have_the_lock(
-    store: SqliteStore, path: Path
-) -> None:
-    call_it_quick(store)
-    with locked(path):
-        waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
-        assert not waiting.done()
-    assert isinstance(await waiting, Claimed)
-
-
 async def test_a_slow_transaction_sends_the_next_request_to_the_thread(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,28 +214,26 @@ async def test_a_slow_transaction_sends_the_next_request_to_the_thread(
     assert [await store._writer.submit(whose, None) == here for _ in range(2)] == [True, False]
 
 
-async def test_a_lone_request_that_fails_is_answered_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
+async def test_a_lone_request_that_fails_is_answered_and_nothing_of_it_is_kept(store: SqliteStore) -> None:
     def fails(transaction: Any, wanted: list[Any]) -> list[Any]:
         transaction.connection.execute("UPDATE counter SET keys = 99")
         raise ZeroDivisionError
 
-    async with opened(tmp_path / "state.db") as store:
-        call_it_quick(store)
-        with pytest.raises(StoreError, match="ZeroDivisionError"):
-            await store._writer.submit(fails, None)
-        assert await store._context.read(lambda connection: connection.execute("SELECT keys FROM counter").get) == 0
-        assert isinstance(await store.idempotency.claim("k", owner="me"), Claimed)
+    call_it_quick(store)
+    with pytest.raises(StoreError, match="ZeroDivisionError"):
+        await store._writer.submit(fails, None)
+    assert await store._context.read(lambda connection: connection.execute("SELECT keys FROM counter").get) == 0
+    assert isinstance(await store.idempotency.claim("k", owner="me"), Claimed)
 
 
 @pytest.mark.parametrize("pages", [20, 1 << 30])
 async def test_the_write_ahead_log_of_a_lone_caller_stays_short(
-    path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
 ) -> None:
     """With the control: a log that is never brought over to the file grows with every write."""
     monkeypatch.setattr(writer, "CHECKPOINT_PAGES", pages)
-    async with opened(path) as store:
-        for number in range(60):
-            call_it_quick(store)
-            await store.idempotency.claim(f"{number}", owner="me")
-        pages_in_log = path.with_name("state.db-wal").stat().st_size // 4096
+    for number in range(60):
+        call_it_quick(store)
+        await store.idempotency.claim(f"{number}", owner="me")
+    pages_in_log = path.with_name("state.db-wal").stat().st_size // 4096
     assert (pages_in_log < 100) is (pages == 20)
