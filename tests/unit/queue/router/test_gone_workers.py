@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from reefknot.audit.model.event import TimeoutOccurred
+from reefknot.audit.model.event import Requeued, TimeoutOccurred
 from reefknot.errors import ResultPendingError
 from reefknot.queue.client import Client
 from reefknot.queue.model.messages import ExecAssignment, ExecResult, Job, ResultStatus
 from reefknot.queue.model.results import EXPIRED_MESSAGE, OVERDUE_MESSAGE, answer_of
 from reefknot.queue.router.service import Router
-from tests.unit.queue.shops import stored
+from tests.unit.queue.shops import stored, told
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -51,6 +51,9 @@ async def test_another_worker_does_it(shop: Shop, router_too: bool, queued: bool
     await shop.worker("w2", step)
     assert (await result(shop, 200, **LONG)).worker_id == "w2"
     assert len(step.times("a")) == 1
+    requeued = [one for one in await told(shop, Requeued) if one.work_id == "a"]
+    assert ("its worker is gone" in [one.reason for one in requeued]) is not router_too
+    assert {one.generation for one in requeued} <= {0}, "no person has run it again"
 
 
 @pytest.mark.parametrize("router_too", [False, True])

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import subprocess
-from functools import partial
+from collections.abc import Callable
 
+import pytest
 from msgspec import structs
 
 from reefknot.audit.model.event import Quarantined
 from reefknot.queue.model.messages import ResultStatus
 from reefknot.queue.model.results import UNKNOWN_TYPE
-from reefknot.queue.model.work import ROUTER
+from reefknot.queue.model.work import ROUTER, WorkState
 from reefknot.queue.port.work_queue import ALL
-from reefknot.queue.worker.service import Worker
-from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.processes import process_mark
-from tests.unit.queue.shops import ran, sent
-from tests.workshop import Shop, Step, with_shop, work
+from tests.unit.queue.shops import answers, gone_process, made, ran, sent, stored, told
+from tests.workshop import Shop, Step, work
 
 
 def other() -> Step:
     return Step(name="test.other")
 
 
-async def test_a_type_that_nobody_knows_goes_to_quarantine_with_its_answer_after_the_routers_patience(
-    shop: Shop,
-) -> None:
+async def test_a_type_that_no_worker_knows_is_quarantined_with_its_answer_after_the_patience(shop: Shop) -> None:
     router = await shop.router(patience=20)
     await asyncio.sleep(60)
     began = shop.clock.now()
@@ -45,14 +41,13 @@ async def test_a_type_that_nobody_knows_goes_to_quarantine_with_its_answer_after
         "requeue a"
     )
     assert shop.clock.now() - began < 90
-    item = await shop.store.quarantine.show("a")
-    assert item is not None
-    assert (item.reason, item.attempts) == (UNKNOWN_TYPE, 0)
-    assert [getattr(event, "reason", "") for event in await shop.events(Quarantined)] == [UNKNOWN_TYPE]
+    item = await stored(shop, "a")
+    assert (item.state, item.reason, item.attempts) == (WorkState.QUARANTINED, UNKNOWN_TYPE, 0)
+    assert [event.reason for event in await told(shop, Quarantined)] == [UNKNOWN_TYPE]
 
     await shop.worker("knows")
     assert await shop.store.quarantine.requeue(ALL, who="ann") == ["a"]
-    again = await asyncio.wait_for(await router.submit(work("a")), 10)
+    (again,) = await answers(await router.submit(work("a")), within=10)
     assert again.status is ResultStatus.SUCCESS
 
 
@@ -98,17 +93,7 @@ async def test_a_worker_that_knew_the_type_in_an_earlier_life_hands_its_queue_ba
 
 async def silent(shop: Shop, process: str) -> None:
     """A worker that is not heard of any more, of this process."""
-    step = Step()
-    worker = Worker(
-        "knows",
-        settings=default_settings(),
-        store=shop.store,
-        transport=shop.transport,
-        blocks={step.type: step},
-        clock=shop.clock,
-        process=process,
-    )
-    shop.members.append(worker)
+    worker = made(shop, "knows", process=process)
     await worker.start()
     await asyncio.sleep(1.5)
     shop.vanish(worker)
@@ -127,51 +112,37 @@ async def test_a_silent_worker_whose_process_exists_may_know_the_type(shop: Shop
     assert (await asyncio.wait_for(answer, 5)).status is ResultStatus.SUCCESS
 
 
-def test_a_silent_worker_whose_process_is_gone_is_not_waited_for() -> None:
+@pytest.mark.parametrize("whose", [gone_process, lambda: "othermachine.1.1", str])
+async def test_a_silent_worker_whose_process_is_gone_is_not_waited_for(shop: Shop, whose: Callable[[], str]) -> None:
     """The control; so it is for one of another machine, of which nothing but its silence is known."""
-    with subprocess.Popen(["sleep", "60"]) as process:
-        dead = process_mark(process.pid)
-        process.kill()
-
-    async def story(shop: Shop, mark: str) -> None:
-        router = await shop.router(patience=5)
-        await shop.worker("plain", other())
-        await silent(shop, mark)
-        assert (await asyncio.wait_for(await router.submit(work("a")), 15)).error_code == "INVALID_INPUT"
-
-    for mark in (dead, "othermachine.1.1", ""):
-        with_shop(partial(story, mark=mark))
+    router = await shop.router(patience=5)
+    await shop.worker("plain", other())
+    await silent(shop, whose())
+    (result,) = await answers(await router.submit(work("a")), within=15)
+    assert result.error_code == "INVALID_INPUT"
 
 
-async def test_what_a_worker_that_knew_the_step_took_in_waits_for_it_to_come_back(shop: Shop) -> None:
-    """Its worker vanished in the middle, and the only other one does not know the step."""
+@pytest.mark.parametrize("has_it", [True, False], ids=["it had taken the job in, and vanished", "it is paused"])
+async def test_a_worker_that_knows_the_step_is_waited_for(shop: Shop, has_it: bool) -> None:
+    """The only other one does not know it: that one refuses it, and that is no answer."""
     router = await shop.router()
     await shop.worker("plain", other())
-    knows = await shop.worker("knows", Step(seconds=30), lease=5)
+    knows = await shop.worker("knows", Step(seconds=30 if has_it else 0.01), lease=5)
     await asyncio.sleep(1.5)
+    if not has_it:
+        knows.pause()
+        await asyncio.sleep(1.5)
     answer = await router.submit(work("a"))
     await asyncio.sleep(1.5)
-    shop.vanish(knows)
+    if has_it:
+        shop.vanish(knows)
     await asyncio.sleep(60)
-    assert not answer.done(), "the other one refused it, and that is no answer"
-
-    await shop.worker("knows", Step())
-    assert (await asyncio.wait_for(answer, 30)).status is ResultStatus.SUCCESS
-
-
-async def test_a_worker_that_is_paused_counts_as_one_who_may_know_the_step(shop: Shop) -> None:
-    router = await shop.router()
-    await shop.worker("plain", other())
-    knows = await shop.worker("knows")
-    await asyncio.sleep(1.5)
-    knows.pause()
-    await asyncio.sleep(1.5)
-    answer = await router.submit(work("a"))
-    await asyncio.sleep(30)
     assert not answer.done()
-
-    knows.resume()
-    assert (await asyncio.wait_for(answer, 10)).status is ResultStatus.SUCCESS
+    if has_it:
+        await shop.worker("knows", Step())
+    else:
+        knows.resume()
+    assert (await asyncio.wait_for(answer, 30)).status is ResultStatus.SUCCESS
 
 
 async def test_a_paused_worker_begins_nothing_and_keeps_what_it_has_queued(shop: Shop) -> None:
