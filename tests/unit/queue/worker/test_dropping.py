@@ -9,7 +9,7 @@ import pytest
 from reefknot.audit.model.event import Dropped
 from reefknot.queue.model.admission import Oldest, RejectionPolicy, Rules
 from reefknot.queue.worker.pool import BoundedQueue
-from tests.unit.queue.shops import ran, sent
+from tests.unit.queue.shops import ran, sent, told
 from tests.workshop import REFUSED, Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -24,11 +24,15 @@ async def a_retry_and_younger_work(shop: Shop, **rules: Any) -> None:
     await sent(shop, work("a"), work("b"), wait=1)
 
 
-async def test_work_that_waits_for_its_retry_is_dropped_before_younger_work(shop: Shop) -> None:
+async def test_work_that_waits_for_its_retry_is_dropped_before_younger_work_and_the_event_says_whose_it_was(
+    shop: Shop,
+) -> None:
     await a_retry_and_younger_work(shop)
     await shop.send(work("new"))
     assert [ack.assignment_id for ack in shop.acks if ack.reason == "dropped_oldest"] == ["old"]
     assert shop.result("old").error_code == "SYSTEM_OVERLOAD"
+    (event,) = await told(shop, Dropped)
+    assert (event.work_id, event.correlation_id, event.resource_class) == ("old", "r-old", "cpu")
 
 
 async def test_a_queue_that_looks_at_its_line_alone_would_be_caught(
@@ -51,11 +55,3 @@ async def test_the_oldest_is_protected_by_its_age_wherever_it_waits(shop: Shop) 
     await shop.send(work("new"))
     assert (shop.ack("new").status, shop.ack("new").reason) == ("rejected", "queue_full")
     assert not [ack for ack in shop.acks if ack.reason == "dropped_oldest"]
-
-
-async def test_the_event_of_a_drop_says_whose_work_it_was(shop: Shop) -> None:
-    await a_retry_and_younger_work(shop)
-    await shop.send(work("new"))
-    event: Any
-    (event,) = await shop.events(Dropped)
-    assert (event.work_id, event.correlation_id, event.resource_class) == ("old", "r-old", "cpu")

@@ -16,13 +16,11 @@ from reefknot.steps.port import BlockContext
 from reefknot.steps.python import PythonBlock
 from tests.unit.queue.shops import ran, sent
 from tests.unit.retrying.odd_errors import TOLD, VALUES, all_odd, deep_group
-from tests.workshop import NO_BREAKER, OK, Shop, Step, work
+from tests.workshop import NO_BREAKER, Shop, Step, work
 
 WITHIN_S = 5.0
 """The lease is 60 s: whoever is answered before was not found by its end."""
 FAILED = (StepStatus.ERROR, ErrorCode.execution_failed)
-ODD: Any = object()
-FINE = StepResult(outputs={"a": 1})
 
 
 def odd_results() -> dict[str, Any]:
@@ -140,12 +138,6 @@ async def test_a_deep_group_tells_of_its_leaf(shop: Shop) -> None:
     await sent(shop, work("a", timeout_ms=500), wait=WITHIN_S)
     assert TOLD in (shop.result("a").error_message or "")
     assert shop.result("a").status is not ResultStatus.SUCCESS
-
-
-async def test_what_is_fine_stays_fine(shop: Shop) -> None:
-    await shop.worker("w1", Given({"a": FINE, "b": OK}))
-    await sent(shop, work("a"), wait=1)
-    assert shop.result("a").output == {"a": 1}
 
 
 async def test_a_success_that_tells_of_an_error_has_none_in_its_result(shop: Shop) -> None:

@@ -1,6 +1,7 @@
 """Records of a worker: log lines of its decisions (bounded, without secrets), counters, results that can be sent."""
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from reefknot.queue.model.messages import StepResult, StepStatus
 from reefknot.queue.worker.records import Counters, sendable
 from reefknot.queue.worker.settings import default_settings
 from tests.unit.queue.shops import ran, sent
-from tests.workshop import DENIED, NO_BREAKER, REFUSED, Shop, Step, http, with_shop, work
+from tests.workshop import DENIED, NO_BREAKER, OK, REFUSED, Shop, Step, http, work
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -25,65 +26,44 @@ async def test_each_retry_is_one_line_with_its_wait(shop: Shop, caplog: pytest.L
     assert first.getMessage().startswith("w1: test.step a: attempt 1 of ")
     assert "refused; trying again in " in first.getMessage()
     assert (first.levelname, first.name) == ("WARNING", "reefknot")
-    fields = {
-        "decision": "retry",
-        "work_id": "a",
-        "tenant_id": None,
-        "job_type": "test.step",
-        "trace_id": None,
-        "error_code": "NETWORK_ERROR",
-        "failure_type": "transient",
-        "retryable": True,
-        "reason": None,
-        "attempt": 1,
-        "target": "block:test.step",
-        "layer": "builtin",
-        "quarantined": False,
-    }
+    job = {"work_id": "a", "tenant_id": None, "job_type": "test.step", "trace_id": None, "quarantined": False}
+    failure = {"error_code": "NETWORK_ERROR", "failure_type": "transient", "retryable": True, "reason": None}
+    fields = {**job, **failure, "decision": "retry", "attempt": 1, "target": "block:test.step", "layer": "builtin"}
     assert {name: getattr(first, name) for name in fields} == fields
     assert second.__dict__["attempt"] == 2
     assert first.__dict__["wait_s"] >= 0.0
 
 
-def test_a_recovery_is_information_and_what_needs_a_person_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", Step(REFUSED), settings=default_settings(quarantine_failed=True))
-        await sent(shop, work("aside", retry_count=0), wait=10)
-        await shop.worker("w2", Step(REFUSED, StepResult()))
-
-    async def recovery(shop: Shop) -> None:
-        await ran(shop, Step(REFUSED, StepResult()), wait=60)
-
-    with caplog.at_level(logging.INFO, "reefknot"):
-        with_shop(story)
-        with_shop(recovery)
-    aside, retried, recovered = (one.__dict__ for one in said(caplog))
+async def test_what_goes_to_quarantine_says_so(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "reefknot")
+    await ran(shop, Step(REFUSED), work("aside", retry_count=0), wait=10, quarantine_failed=True)
+    (aside,) = (one.__dict__ for one in said(caplog))
     assert (aside["levelname"], aside["decision"], aside["quarantined"]) == ("ERROR", "give_up", True)
-    assert (retried["levelname"], retried["decision"]) == ("WARNING", "retry")
-    assert (recovered["levelname"], recovered["decision"], recovered["attempt"]) == ("INFO", "recovered", 2)
-    assert recovered["elapsed_s"] >= 0.0
-    assert "w1: test.step a: succeeded at attempt 2, after " in recovered["message"]
 
 
-async def test_work_that_expired_is_a_line_of_its_own(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+NO_TIME = {"timeout_ms": 50, "retry_count": 100}
+EXPIRES = {"deadline_ms": 1100, "timeout_ms": 60_000, "retry_count": 5}
+
+
+@pytest.mark.parametrize(
+    ("step", "given", "told", "words"),
+    [
+        (Step(REFUSED, OK), {}, ("INFO", "recovered", None, None), "w1: test.step a: succeeded at attempt 2, after "),
+        (Step(DENIED), {}, ("INFO", "give_up", "not_retryable", False), "not retryable"),
+        (Step(REFUSED), NO_TIME, ("ERROR", "give_up", "budget_spent", True), "would not fit into the deadline"),
+        (Step(REFUSED, seconds=1.0), EXPIRES, ("ERROR", "give_up", "budget_spent", False), "all attempts was over"),
+    ],
+    ids=["a recovery", "not one to retry", "no time left", "expired"],
+)
+async def test_the_last_line_of_a_job_says_what_was_decided_and_why(
+    shop: Shop, caplog: pytest.LogCaptureFixture, step: Step, given: Any, told: tuple[object, ...], words: str
+) -> None:
     caplog.set_level(logging.INFO, "reefknot")
-    await ran(shop, Step(REFUSED, seconds=1.0), work("a", deadline_ms=1100, timeout_ms=60_000, retry_count=5), wait=60)
-    assert [one.__dict__["decision"] for one in said(caplog)][-1] == "give_up"
-
-
-async def test_a_failure_that_is_not_one_to_retry_is_information(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "reefknot")
-    await ran(shop, Step(DENIED), wait=1)
-    (line,) = said(caplog)
-    assert (line.levelname, line.__dict__["reason"], line.__dict__["retryable"]) == ("INFO", "not_retryable", False)
-    assert "not retryable" in line.getMessage()
-
-
-async def test_the_end_of_the_time_budget_is_told(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "reefknot")
-    await ran(shop, Step(REFUSED), work("a", timeout_ms=50, retry_count=100), wait=60)
-    assert (said(caplog)[-1].__dict__["reason"], said(caplog)[-1].levelname) == ("budget_spent", "ERROR")
-    assert "would not fit into the deadline" in said(caplog)[-1].getMessage()
+    await ran(shop, step, work("a", **given), wait=60)
+    last = said(caplog)[-1].__dict__
+    assert (last["levelname"], last["decision"], last.get("reason"), last.get("retryable")) == told
+    assert words in last["message"]
+    assert ("elapsed_s" in last) is (last["decision"] == "recovered")
 
 
 async def test_a_success_at_the_first_try_says_nothing(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
@@ -118,33 +98,25 @@ async def test_no_line_holds_a_configured_secret(shop: Shop, caplog: pytest.LogC
 
 def test_a_worker_that_did_nothing_has_no_rate() -> None:
     counts = Counters().snapshot()
-
-    assert counts.retry_success_rate is None
-    assert (counts.mean_backoff_s, counts.retries) == (0.0, 0)
+    assert (counts.retry_success_rate, counts.mean_backoff_s, counts.retries) == (None, 0.0, 0)
 
 
 def test_counts_tell_first_tries_from_recoveries() -> None:
     counters = Counters()
-    counters.ended(ok=True, retried=False)
-    counters.ended(ok=True, retried=True)
-    counters.ended(ok=False, retried=True)
-    counters.ended(ok=False, retried=False)
+    for ok, retried in ((True, False), (True, True), (False, True), (False, False)):
+        counters.ended(ok=ok, retried=retried)
     counters.retry("HTTP_ERROR", "http.request", 2.0)
     counters.retry("NETWORK_ERROR", "http.request", 1.0)
     counts = counters.snapshot()
-
     assert (counts.succeeded, counts.failed, counts.recovered, counts.given_up) == (2, 2, 1, 1)
     assert counts.retries_by_block == {"http.request": 2}
     assert (counts.mean_backoff_s, counts.retry_success_rate) == (1.5, 0.5)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_an_output_that_has_no_json_form_is_a_failure_with_its_place_and_not_null(number: float) -> None:
-    step = sendable(StepResult(outputs={"a": [1, {"b": number}], "c": None}))
-    assert (step.status, step.error_code) == (StepStatus.ERROR, ErrorCode.execution_failed)
-    assert "outputs.a[1].b" in step.error_message
-
-
-def test_an_output_that_is_null_is_null() -> None:
-    step = StepResult(outputs={"a": None, "b": "null"})
-    assert sendable(step) is step
+def test_an_output_that_has_no_json_form_is_a_failure_with_its_place_and_not_null() -> None:
+    for number in (float("nan"), float("inf"), -float("inf")):
+        step = sendable(StepResult(outputs={"a": [1, {"b": number}], "c": None}))
+        assert (step.status, step.error_code) == (StepStatus.ERROR, ErrorCode.execution_failed)
+        assert "outputs.a[1].b" in step.error_message
+    null = StepResult(outputs={"a": None, "b": "null"})
+    assert sendable(null) is null

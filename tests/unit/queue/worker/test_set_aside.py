@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, cast
 
-import msgspec
 import pytest
+from msgspec import structs
 
 from reefknot.audit.model.event import Quarantined
 from reefknot.queue.model.messages import ResultStatus
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.router.submissions import Submissions
-from reefknot.queue.worker.service import Worker
-from reefknot.queue.worker.settings import default_settings
-from reefknot.stores.memory import MemoryStore
-from tests.unit.queue.shops import sent, stored
-from tests.workshop import Shop, Step, with_shop, work
+from tests.unit.queue.shops import made, sent, stored
+from tests.workshop import Shop, work
 
 CANARY = "Canary-77c1"
 
@@ -28,16 +25,9 @@ async def told(shop: Shop) -> list[tuple[str | None, str | None, str | None, str
     return [(one.work_id, one.correlation_id, one.tenant_id, one.trace_id) for one in events]
 
 
-def item(name: str = "a", resource_class: str = "cpu@w1") -> WorkItem:
-    return WorkItem(
-        name,
-        "test.step",
-        resource_class=resource_class,
-        tenant_id="t",
-        correlation_id="r-a",
-        trace_id="trace",
-        payload=b"{broken",
-    )
+def item() -> WorkItem:
+    whose = {"tenant_id": "t", "correlation_id": "r-a", "trace_id": "trace"}
+    return structs.replace(WorkItem("a", "test.step", "cpu@w1", payload=b"{broken"), **whose)
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[tuple[object, ...]]:
@@ -48,70 +38,56 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[tuple[object, ...]]:
 ASIDE = ("ERROR", "give_up", "a", "t", "trace")
 
 
-def test_kept_work_that_cannot_be_read_gets_a_result_and_an_event(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        await shop.store.work.enqueue([item()])
-        await shop.worker("w1")
-        await asyncio.sleep(2)
-        result = shop.result("a")
-        assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "INTERNAL_ERROR", "r-a")
-        assert (result.tenant_id, result.trace_id, result.job.type) == ("t", "trace", "test.step")
-        assert await told(shop) == [("a", "r-a", "t", "trace")]
-        found = await stored(shop, "a")
-        assert (found.state, found.payload) == (WorkState.QUARANTINED, b"{broken")
-        await shop.send(work("a"))
-        assert [one.status for one in shop.results] == [ResultStatus.ERROR] * 2, "who asks again is answered again"
-
-    with_shop(story)
+async def test_kept_work_that_cannot_be_read_gets_a_result_and_an_event(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    await shop.store.work.enqueue([item()])
+    await shop.worker("w1")
+    await asyncio.sleep(2)
+    result = shop.result("a")
+    assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "INTERNAL_ERROR", "r-a")
+    assert (result.tenant_id, result.trace_id, result.job.type) == ("t", "trace", "test.step")
+    assert await told(shop) == [("a", "r-a", "t", "trace")]
+    found = await stored(shop, "a")
+    assert (found.state, found.payload) == (WorkState.QUARANTINED, b"{broken")
+    await shop.send(work("a"))
+    assert [one.status for one in shop.results] == [ResultStatus.ERROR] * 2, "who asks again is answered again"
     assert errors(caplog) == [ASIDE]
 
 
-def test_what_crashed_too_often_is_answered_even_if_it_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(shop: Shop) -> None:
-        store = shop.store
-        assert isinstance(store, MemoryStore)
-        await store.work.enqueue([item()])
-        kept = store.work.table.items["a"]
-        store.work.table.items["a"] = msgspec.structs.replace(
-            kept, state=WorkState.QUARANTINED, reason="its owner vanished 3 times"
-        )
-        worker = await shop.worker("w1")
-        assert await worker.closing.publish_result("a")
-        await asyncio.sleep(0)
-        assert "vanished 3 times" in (shop.result("a").error_message or "")
-
-    with_shop(story)
+async def test_what_crashed_too_often_is_answered_even_if_it_cannot_be_read(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    await shop.store.work.enqueue([item()])
+    items: Any = cast(Any, shop.store.work).table.items
+    items["a"] = structs.replace(items["a"], state=WorkState.QUARANTINED, reason="its owner vanished 3 times")
+    worker = await shop.worker("w1")
+    assert await worker.closing.publish_result("a")
+    await asyncio.sleep(0)
+    assert "vanished 3 times" in (shop.result("a").error_message or "")
     assert errors(caplog) == [ASIDE]
 
 
-def test_a_mistake_of_the_workers_own_is_an_event_and_its_text_is_kept_out_of_the_log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_a_mistake_of_the_workers_own_is_an_event_its_text_is_kept_out_of_the_log_and_it_goes_on(
+    shop: Shop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def breaks(*given: object) -> None:
         raise RuntimeError(f"inside, with {CANARY}")
 
-    async def story(shop: Shop) -> None:
-        worker = Worker(
-            "w1",
-            settings=default_settings(),
-            store=shop.store,
-            transport=shop.transport,
-            blocks={"test.step": Step()},
-            clock=shop.clock,
-            secrets=(CANARY,),
-        )
-        shop.members.append(worker)
-        monkeypatch.setattr(worker.steps, "attempt", breaks)
-        await worker.start()
+    caplog.set_level(logging.ERROR, logger="reefknot")
+    worker = made(shop, "w1", secrets=(CANARY,))
+    await worker.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.steps, "attempt", breaks)
         await sent(shop, work("a"), wait=1)
-        assert (shop.result("a").status, shop.result("a").error_code) == (ResultStatus.ERROR, "INTERNAL_ERROR")
-        assert [one[:2] for one in await told(shop)] == [("a", "r-a")]
-
-    with caplog.at_level(logging.ERROR, logger="reefknot"):
-        with_shop(story)
+    assert (shop.result("a").status, shop.result("a").error_code) == (ResultStatus.ERROR, "INTERNAL_ERROR")
+    assert [one[:2] for one in await told(shop)] == [("a", "r-a")]
+    assert await shop.store.quarantine.show("a") is not None
     assert "failed inside, at test_set_aside.py:" in caplog.text
     assert "inside, with [redacted]" in caplog.text
     assert CANARY not in caplog.text
+    await sent(shop, work("b"), wait=1)
+    assert shop.result("b").status is ResultStatus.SUCCESS
 
 
 async def test_a_submission_that_cannot_be_read_is_answered_and_on_record(shop: Shop) -> None:
