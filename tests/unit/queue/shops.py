@@ -66,6 +66,19 @@ def made(shop: Shop, name: str, *blocks: Block, lease: float = 60.0, **given: An
     return worker
 
 
+def broken(shop: Shop, name: str, *errors: Exception) -> list[Exception]:
+    """The store's queue fails so often with these when `name` is asked of it, and then works again."""
+    real, left = getattr(shop.store.work, name), list(errors)
+
+    async def asked(*given: Any, **named: Any) -> Any:
+        if left:
+            raise left.pop(0)
+        return await real(*given, **named)
+
+    setattr(shop.store.work, name, asked)
+    return left
+
+
 def gone_process() -> str:
     """The mark of a process that has ended."""
     with subprocess.Popen(["sleep", "60"]) as process:

@@ -55,28 +55,21 @@ async def ran(shop: Shop, *outcomes: Any, seconds: float = 50, **options: Any) -
     return step
 
 
-# ---- what is no Exception -------------------------------------------------------------------------------------------
-
-
+@pytest.mark.parametrize("retries_v2", [True, False])
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt("own"), Mine("own")])
 async def test_control_flow_that_a_block_raises_by_itself_fails_its_step_and_is_not_retried(
-    shop: Shop, error: BaseException
+    shop: Shop, error: BaseException, retries_v2: bool
 ) -> None:
     """Its lease is 60 s: within 50 s nothing but the step's own end can have answered."""
-    step = await ran(shop, raising(error))
+    step = Step(raising(error))
+    await shop.worker("w1", step, retries_v2=retries_v2)
+    await sent(shop, work("a"), wait=50)
     result = shop.result("a")
     assert (result.status, result.error_code) == (ResultStatus.ERROR, "EXECUTION_FAILED")
     assert type(error).__name__ in (result.error_message or "")
-    assert len(step.began) == 1
+    assert (result.retries_used, len(step.began)) == (0, 1)
     await sent(shop, work("b"), wait=1)
     assert (await stored(shop, "b")).state is WorkState.FAILED, "the worker goes on"
-
-
-async def test_the_baseline_does_not_retry_control_flow_either(shop: Shop) -> None:
-    step = Step(raising(SystemExit(1)))
-    await shop.worker("w1", step, retries_v2=False)
-    await sent(shop, work("a"), wait=10)
-    assert (shop.result("a").retries_used, len(step.began)) == (0, 1)
 
 
 async def test_sys_exit_in_a_thread_of_a_block_is_no_end_of_the_worker(shop: Shop) -> None:
@@ -90,13 +83,14 @@ async def test_sys_exit_in_a_thread_of_a_block_is_no_end_of_the_worker(shop: Sho
     assert "SystemExit" in (shop.result("a").error_message or "")
 
 
-async def test_who_is_called_off_from_outside_does_not_take_it_for_its_own_failure(shop: Shop) -> None:
+async def test_what_does_not_finish_before_the_worker_stops_is_handed_back_and_spends_nothing(shop: Shop) -> None:
     """The control for the one above: a step that a worker stops goes back to the queue, and ends nothing."""
     worker = await shop.worker("w1", Step(seconds=30))
     await sent(shop, work("a"), wait=1)
     assert await worker.drain(0) == 1
     item = await stored(shop, "a")
-    assert (item.state, item.attempts, shop.results) == (WorkState.PENDING, 0, [])
+    assert (item.state, item.attempts, item.interruptions, item.crashes) == (WorkState.PENDING, 0, 1, 0)
+    assert shop.results == []
 
 
 def test_ctrl_c_still_ends_everything() -> None:
@@ -153,9 +147,6 @@ def test_the_handler_of_asyncio_is_told_from_a_step_that_raises_by_itself(monkey
     assert in_thread == [False], "signals reach the main thread alone"
 
 
-# ---- tracebacks -----------------------------------------------------------------------------------------------------
-
-
 def divides(depth: int) -> int:
     """A bug so many calls down."""
     return depth // 0 if depth < 2 else divides(depth - 1) + divides(depth - 2)
@@ -175,13 +166,12 @@ async def kept_failure(shop: Shop, name: str = "a") -> dict[str, Any]:
 
 
 async def test_the_traceback_and_the_class_names_of_a_bug_are_kept_with_the_job(shop: Shop) -> None:
-    await ran(shop, raising(KeyError("total")))
+    await ran(shop, raising(KeyError("password=s3cr3t-value")))
     failure = await kept_failure(shop)
-
     assert failure["exceptions"] == ["builtins.KeyError", "builtins.LookupError", "builtins.Exception"]
-    assert failure["message"] == "KeyError: 'total'"
     lines = failure["traceback"].splitlines()
-    assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "KeyError: 'total'")
+    assert failure["message"] == lines[-1] == "KeyError: 'password=[redacted]'", "with no secret in it"
+    assert lines[0] == "Traceback (most recent call last):"
     assert f'File "{__file__}", line ' in failure["traceback"]
     assert "attempt.py" not in failure["traceback"], "the worker's own frames are of no use"
 
@@ -212,24 +202,16 @@ def test_a_traceback_is_bounded_and_its_last_frames_survive() -> None:
     assert told_of("half \ud800").endswith("LookupError: half ?")
 
 
-async def test_secrets_are_not_in_a_kept_traceback(shop: Shop) -> None:
-    await ran(shop, raising(ValueError("password=s3cr3t-value is not accepted")))
-    failure = await kept_failure(shop)
-    assert failure["traceback"].endswith("ValueError: password=[redacted] is not accepted")
-    assert "s3cr3t-value" not in failure["message"]
+def test_an_exception_that_is_raised_again_collects_no_frames_and_an_odd_one_has_none() -> None:
+    class OddError(Exception):
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError("nothing to read here")
 
-
-def test_an_exception_that_is_raised_again_and_again_collects_no_frames() -> None:
     same = ValueError("the same object")
-    texts = []
-    for _ in range(3):
-        try:
-            raise same
-        except ValueError as error:
-            texts.append(traceback_text(error))
-
-    assert texts[0].count("raise same") == 1
+    texts = [traceback_text(raised(same)) for _ in range(3)]
+    assert texts[0].count("raise error") == 1
     assert texts == [texts[0]] * 3
+    assert traceback_text(OddError()) == ""
 
 
 async def test_the_log_has_the_traceback_of_a_bug_once_and_none_of_an_outage(
@@ -247,17 +229,6 @@ async def test_the_log_has_the_traceback_of_a_bug_once_and_none_of_an_outage(
     assert lines[0] == "w2: test.bug b: its step raised"
     assert lines[1] == "    Traceback (most recent call last):"
     assert all(line.startswith("    ") for line in lines[1:]), "no line of it reads like one of the log's own"
-
-
-def test_the_traceback_of_an_odd_exception_is_left_out() -> None:
-    class OddError(Exception):
-        def __getattribute__(self, name: str) -> Any:
-            raise RuntimeError("nothing to read here")
-
-    assert traceback_text(OddError()) == ""
-
-
-# ---- groups and requests --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -296,9 +267,6 @@ async def test_who_asks_to_be_tried_again_after_a_while_is(shop: Shop, error: Ex
     assert 2.0 <= second - first < 2.5
 
 
-# ---- keys that somebody else holds ----------------------------------------------------------------------------------
-
-
 async def waits_for_a_key(shop: Shop, held_for: float, *, wait: float = 60.0, **options: Any) -> Step:
     """A step whose key another caller holds for so long; its own time is a few seconds."""
     name = f"held-{id(shop)}"
@@ -318,20 +286,16 @@ async def waits_for_a_key(shop: Shop, held_for: float, *, wait: float = 60.0, **
     return step
 
 
-async def test_waiting_for_a_key_does_not_use_up_the_time_of_the_step(shop: Shop) -> None:
-    await waits_for_a_key(shop, 20, timeout_ms=5000)
-    result = shop.result("a")
-    assert (result.status, result.output) == (ResultStatus.SUCCESS, {"charged": "order-7"})
-    item = await stored(shop, "a")
-    assert (item.attempts, item.snoozes) == (1, 3), "no attempt is spent on it"
-
-
-async def test_a_step_that_waits_for_a_key_says_so(shop: Shop) -> None:
+async def test_waiting_for_a_key_does_not_use_up_the_time_of_the_step_which_says_so(shop: Shop) -> None:
     waiting = asyncio.create_task(waits_for_a_key(shop, 20, timeout_ms=5000))
     await asyncio.sleep(5.2)
     item = await stored(shop, "a")
     assert (item.state, "order-7" in item.reason) == (WorkState.PENDING, True)
     await waiting
+    result = shop.result("a")
+    assert (result.status, result.output) == (ResultStatus.SUCCESS, {"charged": "order-7"})
+    item = await stored(shop, "a")
+    assert (item.attempts, item.snoozes) == (1, 3), "no attempt is spent on it"
 
 
 async def test_the_wait_for_a_key_has_the_callers_own_bound_and_its_end_names_the_key(shop: Shop) -> None:
@@ -353,9 +317,6 @@ async def test_a_worker_that_lets_a_step_wait_until_its_time_is_over_would_be_ca
     monkeypatch.setattr("reefknot.idempotency.waiting.AttemptKeys.wait", lambda self, now: 1e9)
     await waits_for_a_key(shop, 20, timeout_ms=5000)
     assert shop.result("a").status is ResultStatus.TIMEOUT
-
-
-# ---- guarded keys ---------------------------------------------------------------------------------------------------
 
 
 def guarded(shop: Shop, error: BaseException, calls: list[str], *, swallow: bool = False) -> Any:
@@ -416,17 +377,6 @@ async def test_a_key_whose_outcome_is_unknown_already_quarantines_whoever_needs_
     assert [event.work_id for event in await told(shop, Quarantined)] == ["a"]
 
 
-async def test_a_worker_that_does_not_look_at_guarded_keys_would_be_caught(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control: without it the attempt is repeated, and the end is a plain failure that nobody looks at."""
-    monkeypatch.setattr(step_module, "unknown_key", lambda ran, keys: "")
-    calls: list[str] = []
-    step = await ran(shop, guarded(shop, TimeoutError("no answer"), calls), timeout_ms=40_000)
-    assert len(step.began) > 1
-    assert (await stored(shop, "a")).state is WorkState.FAILED
-
-
 async def test_a_guarded_function_that_works_and_one_in_another_mode_change_nothing(shop: Shop) -> None:
     @rk.idempotent(key=lambda order: order, mode="guard", name="works")
     async def works(order: str) -> str:
@@ -446,24 +396,25 @@ async def test_a_guarded_function_that_works_and_one_in_another_mode_change_noth
     assert (len(step.began), shop.result("a").status) == (2, ResultStatus.SUCCESS)
 
 
-# ---- time-outs ------------------------------------------------------------------------------------------------------
+async def test_a_worker_that_does_not_look_at_guarded_keys_would_be_caught(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: without it the attempt is repeated, and the end is a plain failure that nobody looks at."""
+    monkeypatch.setattr(step_module, "unknown_key", lambda ran, keys: "")
+    calls: list[str] = []
+    step = await ran(shop, guarded(shop, TimeoutError("no answer"), calls), timeout_ms=40_000)
+    assert len(step.began) > 1
+    assert (await stored(shop, "a")).state is WorkState.FAILED
 
 
-async def test_a_step_that_runs_out_of_time_is_on_record_as_such(shop: Shop) -> None:
+async def test_a_step_and_each_attempt_that_runs_out_of_time_is_on_record_as_such(shop: Shop) -> None:
     await shop.worker("w1", Step(seconds=60))
     await sent(shop, work("a", timeout_ms=2000), wait=5)
-    (event,) = await told(shop, TimeoutOccurred)
-    assert (event.work_id, event.attempt_number, event.timeout_seconds, event.whole) == ("a", 1, 2.0, True)
-
-
-async def test_each_attempt_that_runs_out_of_its_own_time_is_on_record(shop: Shop) -> None:
-    await shop.worker("w1", Step(seconds=60), retries_v2=False)  # there, `timeout_ms` bounds each attempt
-    await sent(shop, work("a", retry_count=1, timeout_ms=1000), wait=10)
-    cut = [(one.attempt_number, one.timeout_seconds, one.whole) for one in await told(shop, TimeoutOccurred)]
-    assert cut == [(1, 1.0, False), (2, 1.0, False)]
-
-
-# ---- failures with their place --------------------------------------------------------------------------------------
+    await shop.worker("w2", Step(seconds=60), retries_v2=False)  # there, `timeout_ms` bounds each attempt
+    await sent(shop, work("b", retry_count=1, timeout_ms=1000), to="w2", wait=10)
+    events = await told(shop, TimeoutOccurred)
+    cut = [(one.work_id, one.attempt_number, one.timeout_seconds, one.whole) for one in events]
+    assert cut == [("a", 1, 2.0, True), ("b", 1, 1.0, False), ("b", 2, 1.0, False)]
 
 
 def raised(error: BaseException) -> BaseException:

@@ -11,8 +11,8 @@ import pytest
 from reefknot.audit.model.event import Admission
 from reefknot.errors import StoreUnavailableError
 from reefknot.queue.model.admission import OverloadStatus, RejectionPolicy, Rules
-from reefknot.queue.model.messages import ACK, RESULT, AckStatus, ResultStatus, encode
-from tests.unit.queue.shops import ran, sent, stored
+from reefknot.queue.model.messages import ACK, RESULT, AckStatus, ExecAssignmentAck, ResultStatus, encode
+from tests.unit.queue.shops import broken, ran, sent, stored, told
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -29,12 +29,10 @@ async def busy(shop: Shop, size: int, waiting: int, **changes: Any) -> Any:
 
 async def test_the_ack_carries_depth_and_status_after_admission(shop: Shop) -> None:
     await busy(shop, 10, 4)
-    assert [(one.queue_depth, one.overload_status) for one in shop.acks] == [
-        (0, OverloadStatus.HEALTHY),
-        *((n, OverloadStatus.HEALTHY) for n in range(1, 5)),
-    ]
     await shop.send(work("fifth"))
-    assert (shop.ack("fifth").queue_depth, shop.ack("fifth").overload_status) == (5, OverloadStatus.DEGRADED)
+    depths = [0, *range(1, 5), 5]
+    statuses = [*[OverloadStatus.HEALTHY] * 5, OverloadStatus.DEGRADED]
+    assert [(one.queue_depth, one.overload_status) for one in shop.acks] == list(zip(depths, statuses, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -50,17 +48,13 @@ async def test_a_full_queue_refuses_with_reason_and_time_to_come_back(
 ) -> None:
     await busy(shop, 3, 3, rules=Rules(size=3, policy=policy))
     await shop.send(work("late"))
-    ack = shop.ack("late")
-    assert (ack.status, ack.message, ack.reason) == (AckStatus.REJECTED, message, "queue_full")
-    assert (ack.overload_status, ack.queue_depth, ack.retry_after_ms, ack.worker_id) == (
-        OverloadStatus.CRITICAL,
-        3,
-        1000,
-        "w1",
+    refused = ExecAssignmentAck(
+        "late", AckStatus.REJECTED, message, OverloadStatus.CRITICAL, 3, "w1", "queue_full", 1000
     )
+    assert shop.ack("late") == refused
     assert await shop.store.work.get("late") is None
-    events = [event for event in await shop.events(Admission) if event.work_id == "late"]
-    assert [(event.status, event.reason) for event in events] == [("rejected", "queue_full")]  # type: ignore[union-attr]
+    events = [event for event in await told(shop, Admission) if event.work_id == "late"]
+    assert [(event.status, event.reason) for event in events] == [("rejected", "queue_full")]
 
 
 async def test_many_at_once_never_get_more_places_than_there_are(shop: Shop) -> None:
@@ -77,10 +71,8 @@ async def test_deferred_work_takes_a_place_and_runs_when_its_time_comes(shop: Sh
     pool.depth = lambda: 750
     await shop.send(work("d"))
     assert shop.ack("d").message == "Assignment deferred for 15000ms"
-    item = await stored(shop, "d")
-    assert item.due_at / 1000 - shop.clock.wall() == pytest.approx(15, abs=0.01)
-    assert pool.queue.depth == 1
-    assert pool.queue.ready == 0
+    assert (await stored(shop, "d")).due_at / 1000 - shop.clock.wall() == pytest.approx(15, abs=0.01)
+    assert (pool.queue.depth, pool.queue.ready) == (1, 0)
 
 
 async def test_work_that_would_miss_its_deadline_is_refused_once_service_times_are_known(shop: Shop) -> None:
@@ -112,24 +104,17 @@ async def test_bad_input_gets_an_answer_that_names_the_field_and_the_worker_goes
     bad = shop.acks[0]
     assert (bad.status.value, bad.reason) == (status, reason)
     assert words in (bad.message or "")
-    assert bad.overload_status is OverloadStatus.HEALTHY, "in version 2 it is always sent"
-    assert bad.queue_depth == 0
+    assert (bad.overload_status, bad.queue_depth) == (OverloadStatus.HEALTHY, 0), "in version 2 they are always sent"
     assert shop.result("good").status is ResultStatus.SUCCESS
-    assert any(event.reason == reason for event in await shop.events(Admission))  # type: ignore[union-attr]
+    assert reason in [event.reason for event in await told(shop, Admission)]
 
 
 async def test_a_store_that_fails_means_no_ack_and_no_place(shop: Shop) -> None:
     worker = await shop.worker("w1", Step())
-    real = shop.store.work.assign
-
-    async def broken(*given: Any, **named: Any) -> Any:
-        raise OSError("disk")
-
-    shop.store.work.assign = broken  # type: ignore[method-assign]
+    broken(shop, "assign", OSError("disk"))
     await shop.send(work("a"))
     assert shop.acks == []
     assert (worker.pools["cpu"].reserved, worker.pools["cpu"].depth()) == (0, 0)
-    shop.store.work.assign = real  # type: ignore[method-assign]
     await shop.send(work("a"))
     assert shop.ack("a").status is AckStatus.ACCEPTED
 
@@ -159,13 +144,9 @@ async def test_the_same_id_with_another_job_is_invalid_and_the_same_job_is_accep
 async def test_what_is_here_is_accepted_again_while_the_store_is_away(shop: Shop) -> None:
     await shop.worker("w1", Step(seconds=5))
     await shop.send(work("a"))
-
-    async def away(*given: Any, **named: Any) -> Any:
-        raise StoreUnavailableError("it", "is away", "wait")
-
-    real, shop.store.work.get = shop.store.work.get, away  # type: ignore[method-assign]
+    left = broken(shop, "get", *[StoreUnavailableError("it", "is away", "wait")] * 9)
     await shop.send(work("a"))
-    shop.store.work.get = real  # type: ignore[method-assign]
+    left.clear()
     assert [one.status for one in shop.acks] == [AckStatus.ACCEPTED] * 2
 
 

@@ -19,10 +19,8 @@ from reefknot.queue.port.work_queue import Held
 from reefknot.queue.worker.loop_watch import BLOCKED_S, LOOK_S, LoopWatch
 from reefknot.queue.worker.records import RunningStep
 from reefknot.queue.worker.service import Worker
-from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import clock_of_this_loop
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.memory.store import MemoryTransport
 from tests.unit.queue.shops import ran, sent
 from tests.workshop import Shop, Step, work
 
@@ -145,40 +143,21 @@ class Blocking(Step):
         return StepResult()
 
 
-def test_a_memory_store_keeps_the_work_of_a_blocked_loop_too(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.real_time
+async def test_a_memory_store_keeps_the_work_of_a_blocked_loop_too(caplog: pytest.LogCaptureFixture) -> None:
     """In real time, with leases of a second: two workers, and the thread of the watch."""
-
-    async def main() -> None:
-        clock = clock_of_this_loop()
-        store, step = MemoryStore(clock), Blocking()
-        transport = MemoryTransport()
-        shop = Shop(store, clock)
-        shop.transport = transport
-        workers = [
-            Worker(
-                name,
-                settings=default_settings(lease=1.0),
-                store=store,
-                transport=transport,
-                blocks={"test.step": step},
-                clock=clock,
-            )
-            for name in ("w1", "w2")
-        ]
-        for worker in workers:
-            await worker.start()
-        with LoopWatch(workers, store.leases):
-            await asyncio.sleep(0)
-            await shop.send(work("a"))
-            async with asyncio.timeout(30):
-                ended = await store.work.ended("a", 30)
-        assert ended is not None
-        assert (ended.state.value, ended.crashes, len(step.began)) == ("succeeded", 0, 1)
-        for worker in workers:
-            await worker.stop()
-        await shop.close()
-        await store.close()
-
-    with caplog.at_level(logging.WARNING, "reefknot"):
-        asyncio.run(main())
+    caplog.set_level(logging.WARNING, "reefknot")
+    clock = clock_of_this_loop()
+    store, step = MemoryStore(clock), Blocking()
+    shop = Shop(store, clock)
+    workers = [await shop.worker(name, step, lease=1.0) for name in ("w1", "w2")]
+    with LoopWatch(workers, store.leases):
+        await asyncio.sleep(0)
+        await shop.send(work("a"))
+        async with asyncio.timeout(30):
+            ended = await store.work.ended("a", 30)
+    assert ended is not None
+    assert (ended.state.value, ended.crashes, len(step.began)) == ("succeeded", 0, 1)
+    await shop.close()
+    await store.close()
     assert "test.step (a), at test_loop_watch.py:" in caplog.text

@@ -16,7 +16,7 @@ from reefknot.queue.model.work import WorkState
 from reefknot.steps.port import BlockContext
 from reefknot.steps.python import PythonBlock
 from tests.unit.queue.shops import sent, stored
-from tests.workshop import Shop, Step, with_shop, work
+from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
 
@@ -100,20 +100,19 @@ async def test_one_slot_waits_for_the_step_that_holds_it(shop: Shop) -> None:
     assert [one.assignment_id for one in shop.results] == ["a", "b"]
 
 
-def test_a_step_that_cleans_up_quickly_is_an_ordinary_time_out(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_step_that_cleans_up_quickly_is_an_ordinary_time_out(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
     async def cleans(inputs: Mapping[str, Any], context: BlockContext) -> None:
         try:
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.05)
 
-    async def story(shop: Shop) -> None:
-        await shop.worker("w1", PythonBlock("test.step", cleans), concurrency=ONE)
-        await sent(shop, work("a", timeout_ms=1000, retry=None), wait=2)
-        assert shop.result("a").status is ResultStatus.TIMEOUT
-
-    with caplog.at_level(logging.WARNING, "reefknot"):
-        with_shop(story)
+    caplog.set_level(logging.WARNING, "reefknot")
+    await shop.worker("w1", PythonBlock("test.step", cleans), concurrency=ONE)
+    await sent(shop, work("a", timeout_ms=1000, retry=None), wait=2)
+    assert shop.result("a").status is ResultStatus.TIMEOUT
     assert not any("its step" in one for one in caplog.messages)
 
 

@@ -9,28 +9,14 @@ import pytest
 
 from reefknot.audit.model.event import Admission
 from reefknot.errors import StoreFullError, StoreUnavailableError
-from reefknot.queue.model.admission import RejectionPolicy, Rules
-from reefknot.queue.model.messages import AckStatus, ResultStatus
+from reefknot.queue.model.admission import OverloadStatus, RejectionPolicy, Rules
+from reefknot.queue.model.messages import AckStatus, ExecAssignmentAck, ResultStatus
 from reefknot.queue.worker.intake import Intake
-from reefknot.queue.worker.service import Worker
-from tests.unit.queue.shops import sent
+from tests.unit.queue.shops import broken, sent, told
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
 AWAY = StoreUnavailableError("of work", "it is away", "wait")
-
-
-def broken(shop: Shop, name: str, *errors: Exception) -> Any:
-    """The store fails so often with these when `name` is asked of it, and then works again."""
-    real, left = getattr(shop.store.work, name), list(errors)
-
-    async def asked(*given: Any, **named: Any) -> Any:
-        if left:
-            raise left.pop(0)
-        return await real(*given, **named)
-
-    setattr(shop.store.work, name, asked)
-    return left
 
 
 @pytest.mark.parametrize("error", [AWAY, TimeoutError(), StoreFullError("of work", "it is full", "make room")])
@@ -38,13 +24,11 @@ async def test_work_that_cannot_be_kept_is_refused_with_a_time_to_come_back(shop
     worker = await shop.worker("w1")
     broken(shop, "assign", error)
     await shop.send(work("a"))
-    ack = shop.ack("a")
-    assert (ack.status, ack.message) == (AckStatus.REJECTED, "Failed to queue assignment")
-    assert (ack.reason, ack.retry_after_ms, ack.worker_id) == ("overloaded", 1000, "w1")
-    assert (ack.overload_status, ack.queue_depth) == ("healthy", 0)
+    message, healthy = "Failed to queue assignment", OverloadStatus.HEALTHY
+    refused = ExecAssignmentAck("a", AckStatus.REJECTED, message, healthy, 0, "w1", "overloaded", 1000)
+    assert shop.ack("a") == refused
     assert worker.pools["cpu"].reserved == 0
-    refused: list[Any] = [one for one in await shop.events(Admission) if one.work_id == "a"]
-    assert [one.status for one in refused] == ["rejected"]
+    assert [one.status for one in await told(shop, Admission) if one.work_id == "a"] == ["rejected"]
     await shop.send(work("a"))
     assert shop.ack("a").status is AckStatus.ACCEPTED
 
@@ -130,7 +114,7 @@ async def test_the_baseline_refuses_nothing_and_is_asked_again(shop: Shop) -> No
 async def test_work_that_the_store_kept_although_it_failed_is_run_once(shop: Shop) -> None:
     """The write was done, only its answer was lost."""
     step = Step()
-    worker: Worker = await shop.worker("w1", step)
+    worker = await shop.worker("w1", step)
     await asyncio.sleep(1)
     real = shop.store.work.assign
 
