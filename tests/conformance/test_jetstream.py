@@ -11,17 +11,8 @@ from reefknot.console.nats_servers import NatsServer
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.jetstream import JetStreamStore
 from reefknot.stores.jetstream.listeners import Listeners
-from reefknot.testing.conformance import (
-    AuditLogContract,
-    ControlContract,
-    Harness,
-    IdempotencyContract,
-    QuarantineContract,
-    SharedValueContract,
-    TransportContract,
-    TransportHarness,
-    WorkQueueContract,
-)
+from reefknot.testing import conformance
+from reefknot.testing.conformance import Harness, TransportContract, TransportHarness
 from reefknot.testing.conformance.harness import event, event_types
 from reefknot.testing.conformance.transport import Ends
 
@@ -46,22 +37,22 @@ def _name() -> str:
     return f"story-{uuid4().hex[:16]}"
 
 
-class TestJetStreamIdempotency(IdempotencyContract): ...
+class TestJetStreamIdempotency(conformance.IdempotencyContract): ...
 
 
-class TestJetStreamAuditLog(AuditLogContract): ...
+class TestJetStreamAuditLog(conformance.AuditLogContract): ...
 
 
-class TestJetStreamWorkQueue(WorkQueueContract): ...
+class TestJetStreamWorkQueue(conformance.WorkQueueContract): ...
 
 
-class TestJetStreamQuarantine(QuarantineContract): ...
+class TestJetStreamQuarantine(conformance.QuarantineContract): ...
 
 
-class TestJetStreamControl(ControlContract): ...
+class TestJetStreamControl(conformance.ControlContract): ...
 
 
-class TestJetStreamValues(SharedValueContract): ...
+class TestJetStreamValues(conformance.SharedValueContract): ...
 
 
 def _two_ends(server: NatsServer, number: int) -> TransportHarness:

@@ -8,17 +8,8 @@ import pytest
 
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.testing.conformance import (
-    AuditLogContract,
-    ControlContract,
-    Harness,
-    IdempotencyContract,
-    QuarantineContract,
-    TransportContract,
-    TransportHarness,
-    ValueContract,
-    WorkQueueContract,
-)
+from reefknot.testing import conformance
+from reefknot.testing.conformance import Harness, TransportHarness
 from reefknot.testing.conformance.transport import Ends
 
 
@@ -34,22 +25,22 @@ def harness() -> Harness:
     return Harness(opened)
 
 
-class TestMemoryIdempotency(IdempotencyContract): ...
+class TestMemoryIdempotency(conformance.IdempotencyContract): ...
 
 
-class TestMemoryAuditLog(AuditLogContract): ...
+class TestMemoryAuditLog(conformance.AuditLogContract): ...
 
 
-class TestMemoryWorkQueue(WorkQueueContract): ...
+class TestMemoryWorkQueue(conformance.WorkQueueContract): ...
 
 
-class TestMemoryQuarantine(QuarantineContract): ...
+class TestMemoryQuarantine(conformance.QuarantineContract): ...
 
 
-class TestMemoryControl(ControlContract): ...
+class TestMemoryControl(conformance.ControlContract): ...
 
 
-class TestMemoryValues(ValueContract): ...
+class TestMemoryValues(conformance.ValueContract): ...
 
 
 @asynccontextmanager
@@ -61,7 +52,7 @@ async def two_ends(clock: VirtualClock) -> AsyncIterator[Ends]:
     await far.close()
 
 
-class TestMemoryTransport(TransportContract):
+class TestMemoryTransport(conformance.TransportContract):
     @pytest.fixture
     def transports(self) -> TransportHarness:
         return TransportHarness(two_ends)

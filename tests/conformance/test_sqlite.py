@@ -9,17 +9,8 @@ import pytest
 
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.sqlite import SqliteStore
-from reefknot.testing.conformance import (
-    AuditLogContract,
-    ControlContract,
-    Harness,
-    IdempotencyContract,
-    QuarantineContract,
-    SharedValueContract,
-    TransportContract,
-    TransportHarness,
-    WorkQueueContract,
-)
+from reefknot.testing import conformance
+from reefknot.testing.conformance import Harness, TransportHarness
 from reefknot.testing.conformance.transport import Ends
 
 
@@ -37,25 +28,25 @@ def harness(tmp_path: Path, request: pytest.FixtureRequest) -> Harness:
     return Harness(opened)
 
 
-class TestSqliteIdempotency(IdempotencyContract): ...
+class TestSqliteIdempotency(conformance.IdempotencyContract): ...
 
 
-class TestSqliteAuditLog(AuditLogContract): ...
+class TestSqliteAuditLog(conformance.AuditLogContract): ...
 
 
-class TestSqliteWorkQueue(WorkQueueContract): ...
+class TestSqliteWorkQueue(conformance.WorkQueueContract): ...
 
 
-class TestSqliteQuarantine(QuarantineContract): ...
+class TestSqliteQuarantine(conformance.QuarantineContract): ...
 
 
-class TestSqliteControl(ControlContract): ...
+class TestSqliteControl(conformance.ControlContract): ...
 
 
-class TestSqliteValues(SharedValueContract): ...
+class TestSqliteValues(conformance.SharedValueContract): ...
 
 
-class TestSqliteTransport(TransportContract):
+class TestSqliteTransport(conformance.TransportContract):
     @pytest.fixture(params=[2, 1], ids=["two stores", "one store"])
     def transports(self, tmp_path: Path, request: pytest.FixtureRequest) -> TransportHarness:
         """Two stores over one file know no more of each other than two processes do."""

@@ -14,18 +14,10 @@ from reefknot.audit.journal import Journal
 from reefknot.audit.model.event import WorkerGone, decode
 from reefknot.audit.port import AuditQuery
 from reefknot.errors import NameTakenError
+from reefknot.queue import presence
 from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
-from reefknot.queue.presence import (
-    SILENT_UNTIL_GONE_S,
-    forget_replaced,
-    gone_parts,
-    living_systems,
-    recall_left,
-    record_gone,
-    refuse_taken_names,
-    release_dead_leases,
-)
+from reefknot.queue.presence import forget_replaced, gone_parts, living_systems, record_gone, refuse_taken_names
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.processes import process_mark
@@ -85,7 +77,7 @@ async def test_what_a_gone_process_held_can_be_claimed_at_once_and_what_a_living
     owner = f"worker-1#5@{gone_process() if gone else process_mark()}"
     await store.work.enqueue([WorkItem("a", "x", "c")])
     await store.work.claim(1, WorkClaim(owner=owner, classes=("c",), lease=600))
-    ended = await release_dead_leases(store)
+    ended = await presence.release_dead_leases(store)
     again = await store.work.claim(1, WorkClaim(owner="other", classes=("c",)))
     assert (ended, [item.crashes for item in again]) == ((1, [1]) if gone else (0, []))
 
@@ -118,7 +110,7 @@ async def test_queued_work_of_a_dead_system_comes_back_while_there_is_a_router_f
     await store.work.enqueue([WorkItem(name, "x", f"cpu@{name}") for name in ("dead", "lives")])
     await reported(store, worker="dead", process=gone_process())
     await reported(store, worker="lives", **there)
-    await recall_left(store, store.work.recall)
+    await presence.recall_left(store, store.work.recall)
     classes = {item.id: item.resource_class for item in await store.work.find()}
     assert classes == {"dead": ROUTER if comes_back else "cpu@dead", "lives": "cpu@lives"}
 
@@ -155,7 +147,7 @@ async def test_a_system_elsewhere_is_gone_once_it_is_silent_and_not_when_it_come
         assert await shown() == ["router", "worker-1"] or await shown() == ["worker-1", "router"]
         await record_gone(store, Journal(store.audit))
         assert await gone_events(store) == [], "it may only be slow"
-        await asyncio.sleep(SILENT_UNTIL_GONE_S)
+        await asyncio.sleep(presence.SILENT_UNTIL_GONE_S)
         await record_gone(store, Journal(store.audit))
         assert len(await gone_events(store)) == 2
         await reported(store, process=ELSEWHERE, system_id=system)

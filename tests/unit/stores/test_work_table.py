@@ -14,21 +14,10 @@ from msgspec import structs
 
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
+from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.submission import ServiceTime, SubmissionRules
-from reefknot.queue.model.work import (
-    ENDED,
-    ROUTER,
-    Interrupted,
-    Quarantine,
-    Settled,
-    Snooze,
-    TryAgain,
-    WorkDone,
-    WorkFailed,
-    WorkItem,
-    WorkState,
-)
+from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem, WorkState
 from reefknot.queue.port.work_queue import ALL, Enqueue, Enqueued, Held, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
@@ -141,9 +130,14 @@ class Caller:
 
     def settle(self) -> Any:
         due = self.now.wall + self.rng.choice([0, 2000])
-        ways: Sequence[Settled] = (
-            *(WorkDone("1"), WorkFailed("f", None, "r"), TryAgain(due, "f", "transient", 5), Snooze(due, "later")),
-            *(Interrupted(), Quarantine("r", "f")),
+        ways: Sequence[core.Settled] = (
+            *(
+                WorkDone("1"),
+                core.WorkFailed("f", None, "r"),
+                core.TryAgain(due, "f", "transient", 5),
+                core.Snooze(due, "later"),
+            ),
+            *(core.Interrupted(), core.Quarantine("r", "f")),
         )
         done = [
             Settlement(one.id, one.owner, one.fence, self.rng.choice(ways), took_ms=self.rng.choice([None, 5.0, 900.0]))
@@ -170,7 +164,9 @@ class Caller:
         return [self.table.cancel(one.id, now=self.now) for one in self.some(*WorkState)]
 
     def retry(self) -> Any:
-        return self.table.retry([one.id for one in self.some(*ENDED, WorkState.QUARANTINED)], now=self.now, who="me")
+        return self.table.retry(
+            [one.id for one in self.some(*core.ENDED, WorkState.QUARANTINED)], now=self.now, who="me"
+        )
 
     def transfer(self) -> Any:
         return [

@@ -3,16 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.queue.model.admission import (
-    HOLD_S,
-    HYSTERESIS,
-    HeldStatus,
-    OverloadStatus,
-    Thresholds,
-    held,
-    level,
-    reported,
-)
+from reefknot.queue.model import admission
+from reefknot.queue.model.admission import HOLD_S, HeldStatus, OverloadStatus, Thresholds, held, level, reported
 from tests.rows import for_each_row
 
 H, D, O, C = OverloadStatus  # noqa: E741 - the four levels, in their order
@@ -52,7 +44,7 @@ def test_it_leaves_a_level_only_below_its_threshold_less_a_tenth(
     before: OverloadStatus, told: dict[int, OverloadStatus]
 ) -> None:
     """700 of 1000 is not below 70 %, whatever floats make of 0.8 - 0.1."""
-    assert HYSTERESIS == 0.1
+    assert admission.HYSTERESIS == 0.1
     assert {depth: reported(before, depth, 1000) for depth in told} == told
 
 

@@ -7,39 +7,21 @@ from typing import Any
 import msgspec
 
 from reefknot.core.failure import ErrorCode
-from reefknot.queue.model.messages import (
-    Correlation,
-    ExecAssignment,
-    ExecResult,
-    Executor,
-    Job,
-    ResultJob,
-    ResultStatus,
-    encode,
-)
-from reefknot.queue.model.results import (
-    DOWN,
-    DROPPED,
-    DROPPED_MESSAGE,
-    EXPIRED_MESSAGE,
-    OVERDUE_MESSAGE,
-    WaitsFor,
-    answer_of,
-    assignment_of,
-    cancel_reason,
-    down_reason,
-    is_same_job,
-    overdue_reason,
-    unrun_result,
-    waits_for,
-)
+from reefknot.queue.model import messages, results
+from reefknot.queue.model.messages import ExecResult, Executor, Job, ResultJob, ResultStatus, encode
+from reefknot.queue.model.results import DOWN, DROPPED, answer_of, assignment_of, down_reason, waits_for
 from reefknot.queue.model.submission import EXPIRED, OVERDUE
 from reefknot.queue.model.work import WorkItem, WorkState
 from tests.rows import for_each_row
 
 S, R = WorkState, ResultStatus
-ASSIGNMENT = ExecAssignment(
-    "a", "r-1", Job("test.step", {"n": 1}), tenant_id="t", correlation=Correlation("trace"), resource_class="cpu"
+ASSIGNMENT = messages.ExecAssignment(
+    "a",
+    "r-1",
+    Job("test.step", {"n": 1}),
+    tenant_id="t",
+    correlation=messages.Correlation("trace"),
+    resource_class="cpu",
 )
 
 
@@ -68,9 +50,9 @@ def test_a_stored_result_is_the_answer_as_it_was_stored(state: WorkState) -> Non
 @for_each_row(
     ("states", "reason", "status", "code", "message"),
     [
-        ([S.CANCELLED], DROPPED, R.ERROR, ErrorCode.system_overload, DROPPED_MESSAGE),
-        ([S.CANCELLED, S.FAILED], EXPIRED, R.TIMEOUT, ErrorCode.cancelled_by_timeout, EXPIRED_MESSAGE),
-        ([S.CANCELLED, S.FAILED], OVERDUE, R.TIMEOUT, ErrorCode.cancelled_by_timeout, OVERDUE_MESSAGE),
+        ([S.CANCELLED], DROPPED, R.ERROR, ErrorCode.system_overload, results.DROPPED_MESSAGE),
+        ([S.CANCELLED, S.FAILED], EXPIRED, R.TIMEOUT, ErrorCode.cancelled_by_timeout, results.EXPIRED_MESSAGE),
+        ([S.CANCELLED, S.FAILED], OVERDUE, R.TIMEOUT, ErrorCode.cancelled_by_timeout, results.OVERDUE_MESSAGE),
         ([S.QUARANTINED], EXPIRED, R.ERROR, ErrorCode.internal_error, f"quarantined: {EXPIRED}"),
         ([S.CANCELLED], "no need", R.CANCELLED, ErrorCode.cancelled_by_user, "no need"),
         ([S.CANCELLED], "", R.CANCELLED, ErrorCode.cancelled_by_user, None),
@@ -104,7 +86,7 @@ def test_the_provider_of_what_no_step_ended_is_the_one_named_the_worker_that_had
     assert providers == ["router", "router", "w2"]
     for executor, provider in ((None, "router"), (Executor(), "router"), (Executor(provider_id="p-1"), "p-1")):
         assignment = msgspec.structs.replace(ASSIGNMENT, executor=executor)
-        result = unrun_result(assignment, R.ERROR, ErrorCode.internal_error, "")
+        result = results.unrun_result(assignment, R.ERROR, ErrorCode.internal_error, "")
         assert (result.provider_id, result.error_message) == (provider, None)
 
 
@@ -137,7 +119,7 @@ def test_the_same_job_is_told_from_another_one(payload: bytes | dict[str, Any], 
     """What is damaged counts as the same: the worker that runs it says that it is damaged."""
     if isinstance(payload, dict):
         payload = encode(msgspec.structs.replace(ASSIGNMENT, **payload))
-    assert is_same_job(ended(payload=payload), ASSIGNMENT) is same
+    assert results.is_same_job(ended(payload=payload), ASSIGNMENT) is same
 
 
 def test_a_reason_to_cancel_is_bounded_and_never_means_another_end() -> None:
@@ -150,7 +132,7 @@ def test_a_reason_to_cancel_is_bounded_and_never_means_another_end() -> None:
         (DROPPED, f"cancelled: {DROPPED}"),
         ("x" * 1000, "x" * 300),
     ):
-        assert cancel_reason(given) == kept, given
+        assert results.cancel_reason(given) == kept, given
 
 
 @for_each_row(
@@ -160,13 +142,13 @@ def test_a_reason_to_cancel_is_bounded_and_never_means_another_end() -> None:
 def test_a_deadline_that_passed_is_told_by_whether_a_worker_was_running_it(
     resource_class: str, state: WorkState, reason: str
 ) -> None:
-    assert overdue_reason(WorkItem("a", "test.step", resource_class, state=state)) == reason
+    assert results.overdue_reason(WorkItem("a", "test.step", resource_class, state=state)) == reason
 
 
 def test_a_job_that_waits_for_a_destination_says_for_which_since_when_and_until_when() -> None:
     since = 1_700_000_000_123
     item = WorkItem("a", "k", due_at=1_700_000_060_000, reason=down_reason("api (2) since ever:443", since))
-    assert waits_for(item) == WaitsFor("api (2) since ever:443", since, 1_700_000_060_000)
+    assert waits_for(item) == results.WaitsFor("api (2) since ever:443", since, 1_700_000_060_000)
     assert waits_for(msgspec.structs.replace(item, state=S.RUNNING)) == waits_for(item), "claimed, to be tried again"
     for reason in ("shutdown", DOWN, f"{DOWN} (x) since yesterday"):
         assert waits_for(WorkItem("a", "k", reason=reason)) is None, reason

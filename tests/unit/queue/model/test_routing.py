@@ -6,23 +6,18 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from reefknot.queue.model import routing
 from reefknot.queue.model.admission import OverloadStatus
 from reefknot.queue.model.routing import (
-    HEARTBEAT_S,
-    MISSED_UNTIL_GONE,
-    MOST_RECORDED,
     MOST_UNACKED,
-    PROBE_EVERY_S,
     Candidate,
     Chosen,
     Nobody,
-    RoutingInputs,
     Why,
     WorkerHealth,
     WorkerRanking,
     choose_worker,
     too_late_everywhere,
-    worker_state,
 )
 from tests.rows import for_each_row
 
@@ -40,11 +35,11 @@ HEALTHY, DEGRADED, OVERLOADED, CRITICAL = OverloadStatus
     ],
 )
 def test_a_worker_has_one_state(draining: bool, leaving: bool, gone: bool, state: str) -> None:
-    assert worker_state(draining=draining, leaving=leaving, gone=gone) == state
+    assert routing.worker_state(draining=draining, leaving=leaving, gone=gone) == state
 
 
 def test_the_documented_times_words_and_defaults() -> None:
-    assert (HEARTBEAT_S, MISSED_UNTIL_GONE, PROBE_EVERY_S, MOST_UNACKED) == (1.0, 3, 2.0, 64)
+    assert (routing.HEARTBEAT_S, routing.MISSED_UNTIL_GONE, routing.PROBE_EVERY_S, MOST_UNACKED) == (1.0, 3, 2.0, 64)
     assert WorkerHealth("w") == WorkerHealth("w", HEALTHY, 0, 0, 1, 0.0, None, float("-inf"), 0)
     assert Chosen("w").probe is False
     assert [why.value for why in Why] == [
@@ -210,12 +205,12 @@ def test_every_choice_of_any_fleet_comes_out_the_same_from_its_recorded_inputs()
         for _ in range(30):
             draw = dice.random()
             inputs = structs.replace(ranking.inputs(), draw=draw)
-            read_back = msgspec.convert(inputs.recorded(), RoutingInputs)
+            read_back = msgspec.convert(inputs.recorded(), routing.RoutingInputs)
             choice, again = ranking.choose(draw), read_back.choose()
             assert isinstance(choice, Chosen) == isinstance(again, Chosen)
             if isinstance(choice, Chosen):
                 assert again == choice
-            assert len(inputs.best) <= MOST_RECORDED
+            assert len(inputs.best) <= routing.MOST_RECORDED
 
 
 def test_inputs_of_another_choice_give_another_answer() -> None:

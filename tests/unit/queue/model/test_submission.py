@@ -6,16 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.queue.model.admission import (
-    LONGEST_WAIT_MS,
-    MISSES_MESSAGE,
-    SHORTEST_WAIT_MS,
-    UNKNOWN_WAIT_MS,
-    Accept,
-    Arrival,
-    Reject,
-    RejectReason,
-)
+from reefknot.queue.model import admission
+from reefknot.queue.model.admission import MISSES_MESSAGE, Accept, Arrival, Reject, RejectReason
 from reefknot.queue.model.submission import (
     ASSUMED_MS,
     ASSUMED_WEIGHT,
@@ -46,7 +38,7 @@ def submitted(*rows: tuple[int, str, int], slots: int = 0) -> OpenWork:
 
 
 def full(message: str = FULL_MESSAGE, *, depth: int) -> Reject:
-    return Reject(RejectReason.QUEUE_FULL, message, UNKNOWN_WAIT_MS, depth)
+    return Reject(RejectReason.QUEUE_FULL, message, admission.UNKNOWN_WAIT_MS, depth)
 
 
 def test_the_words_of_the_store_and_the_defaults() -> None:
@@ -259,7 +251,9 @@ def test_nobody_is_refused_for_time_without_a_deadline_a_rule_a_worker_or_a_wait
     assert admit_submission(work, arrival, rules) == Accept()
 
 
-@for_each_row(("mean_ms", "after"), [(1.0, SHORTEST_WAIT_MS), (200.0, 1000), (100_000.0, LONGEST_WAIT_MS)])
+@for_each_row(
+    ("mean_ms", "after"), [(1.0, admission.SHORTEST_WAIT_MS), (200.0, 1000), (100_000.0, admission.LONGEST_WAIT_MS)]
+)
 def test_the_time_to_come_back_is_half_of_the_wait_within_bounds(mean_ms: float, after: int) -> None:
     """Ten turns of one slot."""
     work = OpenWork([(Q, 0, "", 10)], slots=1, service=ServiceTime(9, mean_ms))

@@ -10,55 +10,31 @@ from msgspec import structs
 
 from reefknot.core.time import Moment
 from reefknot.errors import IllegalMoveError
+from reefknot.queue.model import work as core
 from reefknot.queue.model.messages import Cancel, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.queue.model.submission import EXPIRED, OVERDUE, Stage
 from reefknot.queue.model.work import (
     CRASH_LIMIT,
-    LONGEST_HISTORY,
-    MOVES,
     ROUTER,
     Budget,
     HistoryEntry,
     Interrupted,
     Quarantine,
-    Returned,
-    Settled,
     Snooze,
     TryAgain,
-    WorkCancelled,
-    WorkDone,
-    WorkFailed,
     WorkItem,
-    WorkRejected,
     WorkState,
     accepted,
     accepted_for_worker,
     assigned,
-    assignment_and_tenant,
-    attempts_since_progress,
-    can_retry,
     cancel,
-    discard,
     holds,
-    is_over,
-    is_suspect,
-    is_unassigned,
-    is_workers,
     lease_ran_out,
-    moved,
-    number_together,
-    pool_of,
     recalled,
     record_id,
     requeue,
     settle,
-    stage_of,
     started,
-    step_key,
-    transferred,
-    visible_state,
-    worker_class,
-    worker_of,
 )
 from tests.rows import for_each_row
 
@@ -98,7 +74,7 @@ def differences(before: WorkItem, after: WorkItem) -> dict[str, Any]:
     return changed
 
 
-def settled(how: Settled, **given: object) -> dict[str, Any]:
+def settled(how: core.Settled, **given: object) -> dict[str, Any]:
     """What the end of a run changes besides its owner and its lease, which it gives up."""
     before = running(**given)
     changed = differences(before, settle(before, how, LATER))
@@ -110,12 +86,12 @@ def settled(how: Settled, **given: object) -> dict[str, Any]:
 @for_each_row(("old", "new"), list(itertools.product(WorkState, WorkState)))
 def test_the_table_allows_these_moves_and_no_other(old: WorkState, new: WorkState) -> None:
     item = structs.replace(fresh(), state=old)
-    assert old in MOVES, "every state has its row"
+    assert old in core.MOVES, "every state has its row"
     if new in ALLOWED.get(old, ()):
-        assert moved(item, new) is new
+        assert core.moved(item, new) is new
     else:
         with pytest.raises(IllegalMoveError) as caught:
-            moved(item, new)
+            core.moved(item, new)
         assert (caught.value.old, caught.value.new) == (old, new)
 
 
@@ -137,7 +113,7 @@ def test_work_is_seen_as_running_only_while_a_worker_is_at_it(
     item: WorkItem, gone: tuple[str, ...], seen: WorkState
 ) -> None:
     """A lease that ends later than one of this boot can was given by an earlier one."""
-    assert visible_state(item, NOW, gone=gone) is seen
+    assert core.visible_state(item, NOW, gone=gone) is seen
 
 
 def test_accepted_work_is_pending_due_now_or_when_it_was_asked_for_and_its_counters_are_its_own() -> None:
@@ -162,19 +138,19 @@ def test_only_its_owner_with_its_fence_holds_running_work() -> None:
 def test_an_end_keeps_what_is_known_drops_the_budget_and_counts_the_attempt_that_was_made() -> None:
     spent = {"budget": Budget(2), "attempts": 2, "failure": '"old"'}
     done = {"state": S.SUCCEEDED, "attempts": 3, "result": '"r"', "failure": None, "budget": Budget()}
-    assert settled(WorkDone('"r"'), **spent) == done
+    assert settled(core.WorkDone('"r"'), **spent) == done
 
     ended = {"attempts": 3, "failure": '"f"', "result": '"r"', "budget": Budget()}
     failed = {**ended, "state": S.FAILED, "reason": "refused", "history": (HistoryEntry(51_000, "failed", "refused"),)}
-    assert settled(WorkFailed('"f"', '"r"', "refused"), **spent) == failed
+    assert settled(core.WorkFailed('"f"', '"r"', "refused"), **spent) == failed
     bad = {**ended, "state": S.QUARANTINED, "reason": "bad", "history": (HistoryEntry(51_000, "quarantined", "bad"),)}
     assert settled(Quarantine("bad", '"f"', '"r"'), **spent) == bad
 
     told = {"result": "{}", "reason": "timeout", "budget": Budget(), "failure": None}
     rejected = {**told, "state": S.FAILED, "history": (HistoryEntry(51_000, "rejected", "timeout"),)}
-    assert settled(WorkRejected("{}", "timeout"), **spent) == rejected, "no worker took it"
+    assert settled(core.WorkRejected("{}", "timeout"), **spent) == rejected, "no worker took it"
     cancelled = {**told, "state": S.CANCELLED, "history": (HistoryEntry(51_000, "cancelled", "timeout"),)}
-    assert settled(WorkCancelled("{}", "timeout"), **spent) == cancelled, "elsewhere"
+    assert settled(core.WorkCancelled("{}", "timeout"), **spent) == cancelled, "elsewhere"
 
 
 def test_what_was_handed_back_put_off_or_could_not_be_run_spends_nothing() -> None:
@@ -186,7 +162,7 @@ def test_what_was_handed_back_put_off_or_could_not_be_run_spends_nothing() -> No
     again = settle(running(failure="503"), Snooze(90_000, "down"), LATER)
     assert again.failure == "503", "a failure that counts for nothing is kept to be seen"
     returned = {"state": S.PENDING, "resource_class": ROUTER, "reason": "no such module", "admission": "{}"}
-    assert settled(Returned("no such module"), resource_class="cpu@w1") == returned
+    assert settled(core.Returned("no such module"), resource_class="cpu@w1") == returned
 
 
 def test_a_retry_is_due_at_its_time_and_its_budget_adds_up() -> None:
@@ -226,8 +202,8 @@ def test_progress_since_the_last_failure_gives_all_attempts_again() -> None:
 
     stuck = fail(fail(running(), 3), 3)
     assert (stuck.attempts, stuck.budget.attempts, stuck.budget.progress) == (2, 2, 3)
-    assert attempts_since_progress(stuck, 3) == 2
-    assert attempts_since_progress(stuck, 4) == 0
+    assert core.attempts_since_progress(stuck, 3) == 2
+    assert core.attempts_since_progress(stuck, 4) == 0
     on = fail(stuck, 4)
     assert (on.attempts, on.budget.attempts, on.budget.progress) == (1, 1, 4)
     assert on.budget.first_attempt_at == stuck.budget.first_attempt_at, "the time of all attempts goes on"
@@ -236,8 +212,8 @@ def test_progress_since_the_last_failure_gives_all_attempts_again() -> None:
 def test_pending_work_is_transferred_with_its_due_time_or_with_another() -> None:
     item = running(state=S.PENDING, due_at=7, pool="", updated_at=0)
     moved_over = {"resource_class": "io@w", "pool": "io", "updated_at": NOW.wall}
-    assert differences(item, transferred(item, "io@w", NOW)) == moved_over
-    assert transferred(item, "io", NOW, due_at=9).due_at == 9
+    assert differences(item, core.transferred(item, "io@w", NOW)) == moved_over
+    assert core.transferred(item, "io", NOW, due_at=9).due_at == 9
 
 
 def test_a_lease_that_ran_out_counts_a_crash_and_no_attempt_and_the_last_crash_puts_it_aside() -> None:
@@ -288,23 +264,23 @@ def test_a_requeued_item_has_all_of_its_time_again_however_often_that_happens() 
 def test_only_what_is_in_quarantine_is_discarded_and_what_succeeded_is_not_requeued() -> None:
     history = (HistoryEntry(51_000, "discarded", "old", "ann"),)
     gone = {"state": S.DISCARDED, "updated_at": 51_000, "history": history}
-    assert differences(aside(), discard(aside(), LATER, who="ann", reason="old")) == gone
+    assert differences(aside(), core.discard(aside(), LATER, who="ann", reason="old")) == gone
     with pytest.raises(IllegalMoveError):
         requeue(running(state=S.SUCCEEDED), NOW, who="ann")
     with pytest.raises(IllegalMoveError):
-        discard(fresh(), NOW, who="ann", reason="")
+        core.discard(fresh(), NOW, who="ann", reason="")
 
 
-@for_each_row("how", [WorkDone(), WorkFailed(), TryAgain(1), Snooze(1), Interrupted(), Quarantine("bad")])
-def test_work_that_does_not_run_cannot_be_settled(how: Settled) -> None:
+@for_each_row("how", [core.WorkDone(), core.WorkFailed(), TryAgain(1), Snooze(1), Interrupted(), Quarantine("bad")])
+def test_work_that_does_not_run_cannot_be_settled(how: core.Settled) -> None:
     with pytest.raises(IllegalMoveError):
         settle(running(state=S.SUCCEEDED), how, NOW)
 
 
 def test_the_history_is_bounded_and_keeps_the_newest() -> None:
-    item = running(history=tuple(HistoryEntry(number, "retry") for number in range(LONGEST_HISTORY)))
+    item = running(history=tuple(HistoryEntry(number, "retry") for number in range(core.LONGEST_HISTORY)))
     told = cancel(item, LATER, reason="", who="").history
-    assert len(told) == LONGEST_HISTORY
+    assert len(told) == core.LONGEST_HISTORY
     assert (told[0].at, told[-1].what) == (1, "cancelled")
 
 
@@ -326,24 +302,24 @@ def submission(**changes: object) -> WorkItem:
 
 def to_worker(**changes: object) -> WorkItem:
     item = WorkItem(
-        "a", "t", worker_class("io", "w1"), due_at=60_000, correlation_id="cor", admission="{}", payload=b"q"
+        "a", "t", core.worker_class("io", "w1"), due_at=60_000, correlation_id="cor", admission="{}", payload=b"q"
     )
     return structs.replace(item, **changes)
 
 
 def test_a_worker_has_a_class_of_its_own_behind_the_last_at_sign() -> None:
-    assert worker_class("cpu", "worker-1") == "cpu@worker-1"
-    assert [is_workers(WorkItem("a", "t", name)) for name in (ROUTER, "cpu", "cpu@w")] == [False, False, True]
-    assert [worker_of(name) for name in ("cpu@w1", "gpu@eu@w1", ROUTER, "imap")] == ["w1", "w1", "", ""]
+    assert core.worker_class("cpu", "worker-1") == "cpu@worker-1"
+    assert [core.is_workers(WorkItem("a", "t", name)) for name in (ROUTER, "cpu", "cpu@w")] == [False, False, True]
+    assert [core.worker_of(name) for name in ("cpu@w1", "gpu@eu@w1", ROUTER, "imap")] == ["w1", "w1", "", ""]
 
 
 @for_each_row("state", list(WorkState))
 def test_only_an_open_submission_waits_for_a_worker_and_what_is_over_is_not_open(state: WorkState) -> None:
     is_open = state in (S.PENDING, S.RUNNING)
-    assert is_unassigned(submission(state=state)) is is_open
-    assert not is_unassigned(submission(state=state, resource_class="cpu@w1"))
-    assert is_over(structs.replace(fresh(), state=state)) is not is_open
-    assert can_retry(structs.replace(fresh(), state=state)) is (state in (S.FAILED, S.CANCELLED, S.QUARANTINED))
+    assert core.is_unassigned(submission(state=state)) is is_open
+    assert not core.is_unassigned(submission(state=state, resource_class="cpu@w1"))
+    assert core.is_over(structs.replace(fresh(), state=state)) is not is_open
+    assert core.can_retry(structs.replace(fresh(), state=state)) is (state in (S.FAILED, S.CANCELLED, S.QUARANTINED))
 
 
 def test_a_submission_moves_to_a_worker_and_its_routers_claim_is_void() -> None:
@@ -409,7 +385,7 @@ def test_an_id_that_is_taken_is_not_accepted_again(known: WorkItem) -> None:
 
 def test_the_pool_of_a_class_is_the_class_without_its_worker_unless_another_one_was_given() -> None:
     classes = ("io", "io@w1", "a@b@w1", ROUTER, "@w1")
-    assert [pool_of(name) for name in classes] == ["io", "io", "a@b", ROUTER, "@w1"]
+    assert [core.pool_of(name) for name in classes] == ["io", "io", "a@b", ROUTER, "@w1"]
     assert accepted(WorkItem("a", "t", ROUTER, pool="gpu"), NOW).pool == "gpu"
     assert accepted(WorkItem("a", "t", "io@w1"), NOW).pool == "io"
 
@@ -433,7 +409,7 @@ def test_a_submission_keeps_its_pool_with_a_worker_of_its_class_and_after_a_reca
 def test_open_work_is_counted_at_its_stage_and_ended_work_at_none(
     resource_class: str, state: WorkState, stage: Stage | None
 ) -> None:
-    assert stage_of(WorkItem("a", "t", resource_class, state=state)) is stage
+    assert core.stage_of(WorkItem("a", "t", resource_class, state=state)) is stage
 
 
 _texts = st.text(alphabet="ab|%257C", min_size=1, max_size=8)
@@ -451,7 +427,7 @@ def test_no_two_assignments_have_the_same_record(
 @given(name=_texts, tenant=_tenants)
 def test_a_record_tells_the_assignment_and_the_tenant_it_is_of(name: str, tenant: str | None) -> None:
     record = record_id(name, tenant)
-    assert assignment_and_tenant(record) == (name, tenant)
+    assert core.assignment_and_tenant(record) == (name, tenant)
     assert WorkItem(record, "t").assignment_id == name
 
 
@@ -474,11 +450,11 @@ def test_without_a_tenant_a_record_has_the_id_of_its_assignment(name: str, tenan
 
 
 def test_a_suspect_runs_by_itself_and_what_comes_before_it_together() -> None:
-    assert is_suspect(running(resource_class="cpu@w1", crashes=1))
-    assert not is_suspect(running(resource_class=ROUTER, crashes=1))
-    assert [number_together(one) for one in ([False, False], [False, True], [True, False], [])] == [2, 1, 1, 0]
+    assert core.is_suspect(running(resource_class="cpu@w1", crashes=1))
+    assert not core.is_suspect(running(resource_class=ROUTER, crashes=1))
+    assert [core.number_together(one) for one in ([False, False], [False, True], [True, False], [])] == [2, 1, 1, 0]
 
 
 def test_the_key_of_a_step_is_that_of_its_run() -> None:
     """Retries of a run share it; a requeue begins another run."""
-    assert [step_key("order-7|acme", generation) for generation in (0, 1)] == ["order-7|acme/0", "order-7|acme/1"]
+    assert [core.step_key("order-7|acme", generation) for generation in (0, 1)] == ["order-7|acme/0", "order-7|acme/1"]

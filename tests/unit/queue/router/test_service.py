@@ -13,19 +13,9 @@ from msgspec import structs
 from reefknot.audit.model.event import OperatorAction, Routing, TimeoutOccurred
 from reefknot.errors import ParameterError, QueueFullError
 from reefknot.queue.client import Client
+from reefknot.queue.model import messages
 from reefknot.queue.model.admission import OverloadStatus, Rules
-from reefknot.queue.model.messages import (
-    ACK,
-    ASSIGN,
-    FLEET,
-    HEARTBEAT,
-    RESULT,
-    ClassHealth,
-    Heartbeat,
-    Job,
-    ResultStatus,
-    encode,
-)
+from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, ClassHealth, Heartbeat, ResultStatus
 from reefknot.queue.router import service
 from reefknot.queue.router.health import MOST_SHOWN, MOST_WORKERS, HealthTable
 from tests.unit.queue.shops import answers, served
@@ -36,7 +26,7 @@ ONE = {"cpu": 1}
 
 async def beat(shop: Shop, name: str, status: OverloadStatus, depth: int = 0) -> None:
     said = Heartbeat(name, 0, {"cpu": ClassHealth(status, depth, 0, 4)}, incarnation=name)
-    await shop.transport.publish(HEARTBEAT, encode(said))
+    await shop.transport.publish(HEARTBEAT, messages.encode(said))
     await asyncio.sleep(0.001)
 
 
@@ -188,7 +178,7 @@ async def test_the_caller_is_told_how_long_by_how_fast_work_leaves(shop: Shop) -
 
 
 async def test_the_number_of_live_workers_is_broadcast(shop: Shop) -> None:
-    told = shop.heard(FLEET)
+    told = shop.heard(messages.FLEET)
     await shop.router()
     first = await shop.worker("w1", Step())
     second = await shop.worker("w2", Step())
@@ -311,7 +301,7 @@ def test_workers_that_are_gone_are_forgotten_and_tables_have_bounds() -> None:
 
 async def old_worker(shop: Shop, status: str, message: str | None = None) -> None:
     """Knows the shared subject and the old fields, and sends no heartbeat."""
-    async for delivery in shop.transport.subscribe(ASSIGN):
+    async for delivery in shop.transport.subscribe(messages.ASSIGN):
         given = json.loads(delivery.body)
         name, job = {"assignment_id": given["assignment_id"]}, {"type": given["job"]["type"]}
         ack = {**name, "status": status, "message": message}
@@ -349,7 +339,7 @@ async def test_a_refusal_without_a_reason_ends_it_as_its_words_say(shop: Shop, m
 
 async def test_what_the_baseline_cannot_run_is_the_callers_mistake_and_no_overload(shop: Shop) -> None:
     router = await served(shop, Step(), wait=1.1, queue_v2=False)
-    by_reference = structs.replace(work("b"), job=Job("test.step", payload_ref="s3://x"))
+    by_reference = structs.replace(work("b"), job=messages.Job("test.step", payload_ref="s3://x"))
     for result in await answers(*[await router.submit(one) for one in (work("a", job="none.such"), by_reference)]):
         assert (result.status, result.error_code) == (ResultStatus.ERROR, "INVALID_INPUT")
 

@@ -15,21 +15,7 @@ from reefknot.queue import client
 from reefknot.queue.client import Client
 from reefknot.queue.model import messages
 from reefknot.queue.model.admission import RejectionPolicy, Rules
-from reefknot.queue.model.messages import (
-    ACK,
-    ASSIGN,
-    CANCEL,
-    RESULT,
-    AckStatus,
-    Cancel,
-    ExecAssignment,
-    ExecAssignmentAck,
-    ExecResult,
-    ResultJob,
-    ResultStatus,
-    StepResult,
-    encode,
-)
+from reefknot.queue.model.messages import ExecAssignment, ExecResult, ResultJob, ResultStatus, StepResult, encode
 from reefknot.queue.router.completion import Acknowledge
 from reefknot.queue.router.inbox import Inbox
 from tests.unit.queue.shops import sent, served
@@ -146,7 +132,7 @@ async def test_a_router_cancels_what_waits_of_this_tenant_alone(shop: Shop, tena
 async def test_a_cancel_message_without_a_tenant_leaves_the_work_of_tenants_alone(shop: Shop) -> None:
     await shop.worker("w1", Told(seconds=5), concurrency={"cpu": 3})
     await shop.send(of("acme"), of(None))
-    await shop.transport.publish(CANCEL, encode(Cancel("x")))
+    await shop.transport.publish(messages.CANCEL, encode(messages.Cancel("x")))
     await asyncio.sleep(30)
     assert {one.tenant_id: one.status.value for one in shop.results} == {"acme": "success", None: "cancelled"}
 
@@ -187,7 +173,7 @@ class Peer:
     def __init__(self, shop: Shop) -> None:
         self.got: list[ExecAssignment] = []
         self._shop = shop
-        self._bodies = shop.heard(ASSIGN)
+        self._bodies = shop.heard(messages.ASSIGN)
 
     async def heard(self, number: int) -> list[ExecAssignment]:
         await asyncio.sleep(0.5)
@@ -196,8 +182,8 @@ class Peer:
         return self.got
 
     async def ack(self, assignment: ExecAssignment) -> None:
-        ack = ExecAssignmentAck(assignment.assignment_id, AckStatus.ACCEPTED)
-        await self._shop.transport.publish(ACK, encode(ack))
+        ack = messages.ExecAssignmentAck(assignment.assignment_id, messages.AckStatus.ACCEPTED)
+        await self._shop.transport.publish(messages.ACK, encode(ack))
 
     async def answer(self, assignment: ExecAssignment) -> None:
         result = ExecResult(
@@ -208,7 +194,7 @@ class Peer:
             ResultJob("test.step"),
             output={"tenant": assignment.tenant_id},
         )
-        await self._shop.transport.publish(RESULT, encode(result))
+        await self._shop.transport.publish(messages.RESULT, encode(result))
         await asyncio.sleep(0.1)
 
 

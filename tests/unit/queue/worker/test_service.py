@@ -7,15 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from reefknot.audit.model.event import (
-    Completed,
-    Dropped,
-    OperatorAction,
-    Quarantined,
-    Requeued,
-    RetryAttempt,
-    TimeoutOccurred,
-)
+from reefknot.audit.model import event as events
+from reefknot.audit.model.event import Completed, TimeoutOccurred
 from reefknot.errors import ParameterError
 from reefknot.queue.model.admission import OverloadStatus, RejectionPolicy, Rules
 from reefknot.queue.model.messages import CANCEL, Cancel, ResultStatus, encode
@@ -62,7 +55,7 @@ async def test_queued_work_is_cancelled_and_never_runs(shop: Shop) -> None:
     result = shop.result("b")
     assert (result.status, result.error_code) == (ResultStatus.CANCELLED, "CANCELLED_BY_USER")
     assert (result.error_message, step.times("b")) == ("changed my mind", [])
-    (event,) = await told(shop, OperatorAction)
+    (event,) = await told(shop, events.OperatorAction)
     assert (event.actor, event.work_id, event.action) == ("w1", "b", "cancel")
 
 
@@ -149,7 +142,7 @@ async def test_running_work_comes_back_by_its_lease_and_counts_as_a_crash(shop: 
     item = await stored(shop, "a")
     assert (item.state, item.attempts, item.crashes) == (WorkState.SUCCEEDED, 1, 1)
     assert shop.result("a").retries_used == 0
-    assert [event.reason for event in await told(shop, Requeued)] == ["its worker vanished"]
+    assert [event.reason for event in await told(shop, events.Requeued)] == ["its worker vanished"]
 
 
 async def test_the_third_crash_quarantines_and_still_answers(shop: Shop) -> None:
@@ -165,7 +158,7 @@ async def test_the_third_crash_quarantines_and_still_answers(shop: Shop) -> None
     result = shop.result("a")
     assert (result.status, result.error_code) == (ResultStatus.ERROR, "INTERNAL_ERROR")
     assert result.error_message == "quarantined: its owner vanished 3 times"
-    assert len(await shop.events(Quarantined)) == 1
+    assert len(await shop.events(events.Quarantined)) == 1
     assert (await shop.store.quarantine.show("a")) is not None
     await shop.send(work("a"))
     assert [one.error_code for one in shop.results] == ["INTERNAL_ERROR"] * 2
@@ -288,7 +281,7 @@ async def test_the_dropped_one_gets_an_ack_a_result_and_an_event(shop: Shop) -> 
     assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "SYSTEM_OVERLOAD", "r-old")
     assert result.overload_status is not None
     assert isinstance(result.queue_depth, int)
-    assert [event.work_id for event in await shop.events(Dropped)] == ["old"]
+    assert [event.work_id for event in await shop.events(events.Dropped)] == ["old"]
     await asyncio.sleep(60)
     assert sorted(name for name, _ in step.began) == ["mid", "new", "run"]
 
@@ -308,7 +301,7 @@ async def test_the_snapshot_counts_what_retries_cost(shop: Shop) -> None:
     assert (counts.retries, counts.executions, counts.recovered, counts.given_up) == (3, 5, 1, 1)
     assert (counts.retries_by_code, counts.retries_by_block) == ({"NETWORK_ERROR": 3}, {"test.step": 3})
     assert counts.retry_success_rate == 0.5
-    delays = [event.delay_seconds for event in await told(shop, RetryAttempt)]
+    delays = [event.delay_seconds for event in await told(shop, events.RetryAttempt)]
     assert counts.mean_backoff_s == pytest.approx(sum(delays) / 3)
 
 
