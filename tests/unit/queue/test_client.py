@@ -107,9 +107,7 @@ async def story_of(shop: Shop, where: str) -> str:
     return (await handle.result(60)).status.value
 
 
-async def test_a_router_that_begins_to_listen_when_it_starts_misses_them(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_router_that_listens_from_its_start_on_misses_them(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
     honest = Router._cancel_command
 
@@ -190,9 +188,7 @@ CIRCLE["again"] = CIRCLE
         (CIRCLE, "inputs.x.again"),
     ],
 )
-async def test_what_json_cannot_say_is_refused_with_its_place_and_never_changed(
-    shop: Shop, value: object, place: str
-) -> None:
+async def test_what_json_cannot_say_is_refused_with_its_place(shop: Shop, value: object, place: str) -> None:
     client = Client(shop.store, shop.clock)
     router = await shop.router()
     with pytest.raises(NotJsonError) as caught:

@@ -30,9 +30,7 @@ def test_a_message_has_the_bytes_that_nats_py_would_send() -> None:
         ("a", "", {"Own\n": "1"}),
     ],
 )
-def test_a_text_that_would_be_read_as_a_second_command_is_refused(
-    subject: str, reply: str, headers: dict[str, str]
-) -> None:
+def test_a_text_that_reads_as_a_second_command_is_refused(subject: str, reply: str, headers: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"blank|line break"):
         line_of(subject, b"", headers, reply)
 

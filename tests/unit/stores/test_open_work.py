@@ -224,9 +224,7 @@ def test_the_counters_of_both_engines_equal_a_fresh_count_after_every_kind_of_ch
 
 
 @pytest.mark.parametrize("left_out", [1, -1])
-def test_a_store_that_leaves_out_some_of_its_counting_is_caught(
-    tmp_path: Path, left_out: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_miscounts_is_caught(tmp_path: Path, left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
     add = WorkCounts.add
 

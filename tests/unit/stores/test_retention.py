@@ -41,9 +41,7 @@ async def filled(store: Store) -> None:
     await store.audit.append([event("a", at=at), event("b", at=at)])
 
 
-async def test_a_round_removes_what_is_past_its_retention_and_nothing_that_lives(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_round_removes_what_is_past_its_retention_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "reefknot")
     clock = VirtualClock()
     store = MemoryStore(clock, retention=DAY)

@@ -214,9 +214,7 @@ def test_an_exception_that_is_raised_again_collects_no_frames_and_an_odd_one_has
     assert traceback_text(OddError()) == ""
 
 
-async def test_the_log_has_the_traceback_of_a_bug_once_and_none_of_an_outage(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_log_has_the_traceback_of_a_bug_and_no_outage(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", logger="reefknot")
     await ran(shop, raising(ConnectionError("down")))
     assert "Traceback" not in caplog.text
@@ -241,9 +239,7 @@ async def test_the_log_has_the_traceback_of_a_bug_once_and_none_of_an_outage(
         (BaseExceptionGroup("control", [ConnectionError("x"), SystemExit(1)]), 0),
     ],
 )
-async def test_a_group_is_retried_only_if_every_leaf_would_be(
-    shop: Shop, group: BaseExceptionGroup[Any], retries: int
-) -> None:
+async def test_a_group_is_retried_if_all_leaves_are(shop: Shop, group: BaseExceptionGroup[Any], retries: int) -> None:
     await ran(shop, raising(group), OK)
     result = shop.result("a")
     assert result.retries_used == retries
@@ -311,9 +307,7 @@ async def test_the_deadline_holds_for_the_wait_too(shop: Shop) -> None:
     assert shop.result("a").status is ResultStatus.TIMEOUT
 
 
-async def test_a_worker_that_lets_a_step_wait_until_its_time_is_over_would_be_caught(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_lets_a_step_wait_too_long_is_caught(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.idempotency.waiting.AttemptKeys.wait", lambda self, now: 1e9)
     await waits_for_a_key(shop, 20, timeout_ms=5000)
     assert shop.result("a").status is ResultStatus.TIMEOUT
@@ -341,9 +335,7 @@ def guarded(shop: Shop, error: BaseException, calls: list[str], *, swallow: bool
 
 
 @pytest.mark.parametrize("swallow", [False, True])
-async def test_an_attempt_that_leaves_a_guarded_key_unknown_is_quarantined_and_not_repeated(
-    shop: Shop, swallow: bool
-) -> None:
+async def test_an_attempt_that_leaves_a_guarded_key_unknown_is_set_aside(shop: Shop, swallow: bool) -> None:
     calls: list[str] = []
     step = await ran(shop, guarded(shop, TimeoutError("no answer"), calls, swallow=swallow), timeout_ms=40_000)
     assert (len(step.began), calls) == (1, ["order-7"])
@@ -396,9 +388,7 @@ async def test_a_guarded_function_that_works_and_one_in_another_mode_change_noth
     assert (len(step.began), shop.result("a").status) == (2, ResultStatus.SUCCESS)
 
 
-async def test_a_worker_that_does_not_look_at_guarded_keys_would_be_caught(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_ignores_guarded_keys_would_be_caught(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without it the attempt is repeated, and the end is a plain failure that nobody looks at."""
     monkeypatch.setattr(step_module, "unknown_key", lambda ran, keys: "")
     calls: list[str] = []
@@ -437,9 +427,7 @@ def raised(error: BaseException) -> BaseException:
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, BaseException) else "",
 )
-def test_a_failure_with_its_place_names_the_class_and_the_line_of_what_says_nothing_by_itself(
-    error: BaseException, told: str
-) -> None:
+def test_a_failure_with_its_place_names_class_and_line_if_its_words_say_little(error: BaseException, told: str) -> None:
     at = f"{__file__}:{raised.__code__.co_firstlineno + 2}"
     failure = failure_with_place(raised(error))
     assert failure.message == told.format(at=at)

@@ -82,9 +82,7 @@ async def test_it_begins_in_the_users_file(shop: Shop, function: Callable[..., A
         ('@rk.block("mistakes.three", timeout="soon")', "timeout='soon'"),
     ],
 )
-def test_a_wrong_decorator_is_told_with_its_line_when_its_module_is_loaded(
-    tmp_path: Path, line: str, words: str
-) -> None:
+def test_a_wrong_decorator_is_told_with_its_line_when_it_is_loaded(tmp_path: Path, line: str, words: str) -> None:
     file = tmp_path / f"mistakes_{abs(hash(line))}.py"
     file.write_text(f"import reefknot as rk\n\n{line}\ndef step(inputs, context): ...\n")
 

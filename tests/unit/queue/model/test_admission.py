@@ -95,9 +95,7 @@ def test_drop_oldest_makes_room_at_the_bound_and_rejects_when_the_oldest_may_not
 
 
 @for_each_row("policy", [REJECT, DEFER, DEGRADE])
-def test_at_the_bound_a_higher_priority_takes_the_place_of_the_lowest_however_long_that_has_waited(
-    policy: RejectionPolicy,
-) -> None:
+def test_at_the_bound_a_higher_priority_takes_the_place_of_the_lowest_however_old(policy: RejectionPolicy) -> None:
     lowest = Oldest("a", -10, 10**9)
     assert asked(1000, policy, Arrival(20), oldest=lowest) == AcceptDropping("a")
     assert isinstance(asked(1000, policy, Arrival(-10), oldest=lowest), Reject)

@@ -40,9 +40,7 @@ def test_the_reported_status_rises_at_once(before: OverloadStatus, depth: int, r
         (C, {900: C, 899: O, 750: O, 700: O, 699: D, 0: H}),
     ],
 )
-def test_it_leaves_a_level_only_below_its_threshold_less_a_tenth(
-    before: OverloadStatus, told: dict[int, OverloadStatus]
-) -> None:
+def test_it_leaves_a_level_a_tenth_below_its_threshold(before: OverloadStatus, told: dict[int, OverloadStatus]) -> None:
     """700 of 1000 is not below 70 %, whatever floats make of 0.8 - 0.1."""
     assert admission.HYSTERESIS == 0.1
     assert {depth: reported(before, depth, 1000) for depth in told} == told

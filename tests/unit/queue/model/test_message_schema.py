@@ -94,9 +94,7 @@ SAMPLES: list[tuple[dict[str, Any], bool]] = [
 
 
 @for_each_row(("value", "accepted"), SAMPLES)
-def test_the_schema_of_an_assignment_accepts_what_a_file_may_have_and_nothing_else(
-    value: dict[str, Any], accepted: bool
-) -> None:
+def test_the_schema_of_an_assignment_accepts_what_a_file_may_have_alone(value: dict[str, Any], accepted: bool) -> None:
     schema = assignment_schema()
     is_read = not isinstance(written_assignment(value, "a", "r"), InvalidMessage)
     assert (is_valid(value, schema, schema), is_read) == (accepted, accepted)

@@ -139,9 +139,7 @@ def test_retries_have_two_names(options: dict[str, Any], retries: int | None) ->
         ({}, {"timeout_ms": True}, 30_000),
     ],
 )
-def test_the_timeout_comes_from_the_options_then_the_payload(
-    options: dict[str, Any], payload: dict[str, Any], timeout: int
-) -> None:
+def test_the_timeout_is_of_options_or_payload(options: dict[str, Any], payload: dict[str, Any], timeout: int) -> None:
     assert read(options=options, job={"type": "x", "payload": payload}).timeout_ms == timeout
 
 
@@ -468,9 +466,7 @@ def test_a_degraded_request_asks_for_less() -> None:
         ({}, {}, None),
     ],
 )
-def test_a_status_is_read_from_the_metadata_then_the_outputs(
-    metadata: dict[str, Any], outputs: dict[str, Any], status: int | None
-) -> None:
+def test_a_status_is_metadata_or_output(metadata: dict[str, Any], outputs: dict[str, Any], status: int | None) -> None:
     assert StepResult(metadata=metadata, outputs=outputs).http_status == status
 
 

@@ -139,9 +139,7 @@ def test_a_reason_to_cancel_is_bounded_and_never_means_another_end() -> None:
     ("resource_class", "state", "reason"),
     [("cpu@w1", S.RUNNING, OVERDUE), ("cpu@w1", S.PENDING, EXPIRED), ("router", S.RUNNING, EXPIRED)],
 )
-def test_a_deadline_that_passed_is_told_by_whether_a_worker_was_running_it(
-    resource_class: str, state: WorkState, reason: str
-) -> None:
+def test_a_deadline_that_passed_is_told_by_who_had_it(resource_class: str, state: WorkState, reason: str) -> None:
     assert results.overdue_reason(WorkItem("a", "test.step", resource_class, state=state)) == reason
 
 

@@ -106,9 +106,7 @@ def test_a_worker_that_was_sent_much_without_an_answer_is_left_alone() -> None:
 
 
 @for_each_row(("heartbeat", "is_gone"), [(97.0, False), (96.999, True), (0.0, True), (None, False)])
-def test_three_missed_heartbeats_and_it_is_gone_and_who_never_sent_one_is_unknown(
-    heartbeat: float | None, is_gone: bool
-) -> None:
+def test_after_three_missed_heartbeats_a_worker_is_gone(heartbeat: float | None, is_gone: bool) -> None:
     one = worker("a", heartbeat_at=heartbeat)
     assert one.gone(NOW) is is_gone
     assert chosen(one) == (Why.NO_WORKER if is_gone else "a")

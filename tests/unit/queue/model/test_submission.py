@@ -134,9 +134,7 @@ counts = st.lists(
 
 
 @given(counts, st.integers(0, 10_000), st.integers(-2, 2))
-def test_a_flood_of_one_tenant_delays_another_by_its_turns_only(
-    rows: list[tuple[str, int, str, int]], flood: int, priority: int
-) -> None:
+def test_a_flood_delays_others_by_its_turns(rows: list[tuple[str, int, str, int]], flood: int, priority: int) -> None:
     """However many of the same priority `z` sends, `a` waits as behind one more than it has itself."""
     quiet = OpenWork(rows, slots=2, service=SECOND)
     own = sum(number for stage, one, name, number in rows if stage != R and (one, name) == (priority, "a"))
@@ -207,9 +205,7 @@ def test_a_tenant_with_its_share_displaces_its_own_lower_work_and_nobody_elses()
         ([(0, "b", 9)], 0, full(depth=9)),  # b itself is the greedy one
     ],
 )
-def test_a_tenant_beyond_its_share_makes_room_for_another(
-    rows: list[tuple[int, str, int]], priority: int, answer: Displace | Reject
-) -> None:
+def test_a_greedy_tenant_makes_room(rows: list[tuple[int, str, int]], priority: int, answer: Displace | Reject) -> None:
     for preempt in (True, False):
         rules = SubmissionRules(size=10, preempt=preempt)
         assert admit_submission(submitted(*rows), Arrival(priority, tenant="b"), rules) == answer
@@ -245,7 +241,7 @@ def test_work_that_would_begin_in_time_and_end_too_late_is_refused_as_well() -> 
         (behind(1000), Arrival(1, 1000.0), SubmissionRules()),  # nothing of its priority is before it
     ],
 )
-def test_nobody_is_refused_for_time_without_a_deadline_a_rule_a_worker_or_a_wait(
+def test_no_one_is_refused_for_time_without_a_deadline_a_rule_a_worker_or_a_wait(
     work: OpenWork, arrival: Arrival, rules: SubmissionRules
 ) -> None:
     assert admit_submission(work, arrival, rules) == Accept()
@@ -311,9 +307,7 @@ def test_nobody_is_refused_while_less_important_work_waits_that_may_go(
 
 
 @given(st.integers(2, 50), st.sampled_from([0.1, 0.5, 0.8]), st.integers(-2, 2))
-def test_a_tenant_with_nothing_in_the_queue_is_not_refused_for_the_flood_of_another(
-    size: int, share: float, priority: int
-) -> None:
+def test_a_tenant_without_work_is_not_refused_for_the_flood_of_another(size: int, share: float, priority: int) -> None:
     rules, work = SubmissionRules(size=size, tenant_share=share), OpenWork()
     for _ in range(3 * size):
         keep(work, priority, "flood", rules)

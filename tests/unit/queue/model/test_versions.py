@@ -37,9 +37,7 @@ def quarantined(resource_class: str) -> WorkItem:
 @pytest.mark.parametrize(
     ("resource_class", "expected"), [("io@w1", ROUTER), ("ingest.notes", "ingest.notes"), ("ingest.x@w1", ROUTER)]
 )
-def test_the_next_version_is_the_same_work_with_another_payload_and_a_fresh_budget(
-    resource_class: str, expected: str
-) -> None:
+def test_the_next_version_is_the_same_work_with_a_fresh_budget(resource_class: str, expected: str) -> None:
     item = quarantined(resource_class)
     old, new = replaced(item, b"new", NOW, who="ann", why="a typo")
     assert [is_replaced(one) for one in (item, old, new)] == [False, True, False]

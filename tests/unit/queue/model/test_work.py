@@ -109,9 +109,7 @@ def test_the_table_allows_these_moves_and_no_other(old: WorkState, new: WorkStat
         (aside(), ("w",), S.QUARANTINED),
     ],
 )
-def test_work_is_seen_as_running_only_while_a_worker_is_at_it(
-    item: WorkItem, gone: tuple[str, ...], seen: WorkState
-) -> None:
+def test_work_is_seen_as_running_while_one_is_at_it(item: WorkItem, gone: tuple[str, ...], seen: WorkState) -> None:
     """A lease that ends later than one of this boot can was given by an earlier one."""
     assert core.visible_state(item, NOW, gone=gone) is seen
 
@@ -406,9 +404,7 @@ def test_a_submission_keeps_its_pool_with_a_worker_of_its_class_and_after_a_reca
         *((name, state, None) for name in (ROUTER, "io@w1") for state in S if state not in (S.PENDING, S.RUNNING)),
     ],
 )
-def test_open_work_is_counted_at_its_stage_and_ended_work_at_none(
-    resource_class: str, state: WorkState, stage: Stage | None
-) -> None:
+def test_open_work_is_counted_at_its_stage_alone(resource_class: str, state: WorkState, stage: Stage | None) -> None:
     assert core.stage_of(WorkItem("a", "t", resource_class, state=state)) is stage
 
 
@@ -417,7 +413,7 @@ _tenants = st.none() | _texts
 
 
 @given(name=_texts, tenant=_tenants, other_name=_texts, other_tenant=_tenants)
-def test_no_two_assignments_have_the_same_record(
+def test_each_assignment_has_its_record(
     name: str, tenant: str | None, other_name: str, other_tenant: str | None
 ) -> None:
     same = (name, tenant) == (other_name, other_tenant)

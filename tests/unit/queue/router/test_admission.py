@@ -206,9 +206,7 @@ async def test_a_displaced_submission_ends_as_dropped_on_record(shop: Shop) -> N
     assert item.state in (WorkState.PENDING, WorkState.RUNNING)
 
 
-async def test_the_caller_of_a_displaced_submission_hears_of_it_in_two_seconds_and_its_router_by_the_next_renewal(
-    shop: Shop,
-) -> None:
+async def test_a_displaced_caller_hears_of_it_in_two_seconds_and_its_router_by_the_next_renewal(shop: Shop) -> None:
     router, _, took = await displaced(shop)
     assert took <= 2.1
     await asyncio.sleep(LEASE_S / RENEWALS - took + 1.1)

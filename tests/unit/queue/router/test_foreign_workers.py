@@ -177,9 +177,7 @@ async def test_a_deadline_holds_on_a_host_with_another_clock_and_counts_the_way_
     assert await deadline_at_the_worker(shop, ahead) == pytest.approx(5.0, abs=0.2)
 
 
-async def test_control_without_the_measured_difference_the_time_on_the_way_is_given_twice(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_control_without_the_difference_time_is_given_twice(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.queue.router.health.HealthTable.ahead_ms", lambda self, worker_id: None)
     assert await deadline_at_the_worker(shop, DAY) > 7.5
 

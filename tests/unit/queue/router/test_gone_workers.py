@@ -102,9 +102,7 @@ async def test_a_deadline_is_answered_within_a_second_whoever_is_gone(shop: Shop
 
 
 @pytest.mark.parametrize("who", ["its worker", "both"])
-async def test_a_caller_and_a_router_that_only_wait_would_be_caught(
-    shop: Shop, who: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_those_who_only_wait_would_be_caught(shop: Shop, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.queue.router.dispatch.LATE_S", 30.0)
     monkeypatch.setattr("reefknot.queue.router.submissions.CALLER_LATE_S", 30.0)
     with pytest.raises(ResultPendingError):

@@ -133,9 +133,7 @@ async def test_a_job_of_a_source_ends_and_has_no_result_of_a_step(shop: Shop) ->
         ({"assignment_id": "a", "tenant_id": 7}, "tenant_id=7 is not accepted: the name of a tenant, or None"),
     ],
 )
-async def test_what_is_no_id_is_refused_before_anything_is_read(
-    shop: Shop, given: dict[str, Any], accepted: str
-) -> None:
+async def test_what_is_no_id_is_refused_before_any_read(shop: Shop, given: dict[str, Any], accepted: str) -> None:
     with pytest.raises(ParameterTypeError) as caught:
         other(shop).job(**given)
     assert accepted in str(caught.value)
@@ -164,9 +162,7 @@ class OrderStruct(msgspec.Struct):
         ([7], ""),
     ],
 )
-async def test_a_model_as_inputs_is_refused_with_the_call_that_makes_a_mapping_of_it(
-    shop: Shop, given: Any, advice: str
-) -> None:
+async def test_a_model_as_inputs_is_refused_with_the_call_that_converts_it(shop: Shop, given: Any, advice: str) -> None:
     with pytest.raises(ParameterTypeError) as caught:
         await other(shop).submit("test.step", given)
     assert str(caught.value).endswith(f"a mapping of names to JSON values, or None{advice}")
@@ -189,9 +185,7 @@ async def test_a_model_as_inputs_is_refused_with_the_call_that_makes_a_mapping_o
     ],
 )
 @pytest.mark.parametrize("by", ["submit", "run", "submit_many"])
-async def test_an_option_that_does_not_exist_is_refused_with_the_nearest(
-    shop: Shop, by: str, options: dict[str, Any], told: str
-) -> None:
+async def test_an_unknown_option_has_the_nearest(shop: Shop, by: str, options: dict[str, Any], told: str) -> None:
     client = other(shop)
     many: Any = [("test.step", {}), {"job_type": "test.step", **options}]
     called = client.submit_many(many) if by == "submit_many" else getattr(client, by)("test.step", {}, **options)
@@ -300,9 +294,7 @@ async def test_many_are_stored_in_one_step_with_an_answer_for_each(engine: Calla
         ([("a.b", {})] * 10_001, "items='more than 10000' is not accepted: at most 10000"),
     ],
 )
-async def test_an_item_that_is_written_wrongly_is_named_before_anything_is_stored(
-    shop: Shop, items: Any, told: str
-) -> None:
+async def test_an_item_that_is_written_wrongly_is_named_and_none_is_stored(shop: Shop, items: Any, told: str) -> None:
     with pytest.raises((ParameterError, NotJsonError)) as caught:
         await other(shop).submit_many(items)
     assert str(caught.value).startswith(told)
@@ -322,9 +314,7 @@ async def test_on_nats_what_is_no_one_batch_is_refused_whole(nats_server: NatsSe
 
 
 @pytest.mark.parametrize(("attempts", "accepted"), [(None, 180), (200, 300)])
-async def test_a_caller_that_waits_for_room_needs_attempts_as_well_as_a_deadline(
-    shop: Shop, attempts: int | None, accepted: int
-) -> None:
+async def test_a_caller_that_waits_for_room_needs_attempts_too(shop: Shop, attempts: int | None, accepted: int) -> None:
     """A queue that moves asks for waits of a tenth of a second: the usual four attempts are over long before 20 s."""
     client = Client(shop.store, shop.clock, size=200)
     limits: RetryKeywords = {"on": QueueFullError, "deadline": 20, "log": False}

@@ -219,9 +219,7 @@ async def test_work_is_called_off_wherever_it_is_and_its_caller_hears_so_once(sh
 
 @pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
 @pytest.mark.parametrize(("how", "within"), [("stops", 14), ("vanishes", 45)])
-async def test_a_router_that_comes_back_adopts_its_work_and_gets_the_stored_result(
-    shop: Shop, how: str, within: float
-) -> None:
+async def test_a_router_that_comes_back_adopts_its_work_and_results(shop: Shop, how: str, within: float) -> None:
     step = Step(seconds=3)
     first = await served(shop, step, wait=1.1)
     await first.submit(work("a"))

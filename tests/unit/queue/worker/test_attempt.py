@@ -146,9 +146,7 @@ async def test_a_retry_that_would_end_after_the_deadline_is_not_waited_for(shop:
         (StepResult(StepStatus.ERROR, error_message="just so"), "just so"),
     ],
 )
-async def test_a_result_that_cannot_be_sent_is_a_failure_and_the_worker_goes_on(
-    shop: Shop, outcome: Any, words: str
-) -> None:
+async def test_a_result_that_cannot_be_sent_fails_and_the_worker_goes_on(shop: Shop, outcome: Any, words: str) -> None:
     async def give() -> Any:
         return outcome
 
@@ -262,9 +260,7 @@ async def test_degraded_work_gets_no_retries_and_less_time(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("outcome", [DENIED, http(503, retry_after=400.0)], ids=["denied", "asked to stay away"])
-async def test_the_baseline_waits_100_200_300_ms_retries_everything_and_bounds_each_attempt(
-    shop: Shop, outcome: StepResult
-) -> None:
+async def test_the_baseline_waits_100_200_300_ms_and_bounds_each_attempt(shop: Shop, outcome: StepResult) -> None:
     step = Step(outcome, seconds=0.0)
     await ran(shop, step, work("a", timeout_ms=500), wait=10, retries_v2=False)
     assert [round(b - a, 2) for a, b in pairwise(step.times("a"))] == [0.1, 0.2, 0.3]

@@ -43,9 +43,7 @@ async def test_what_a_drained_worker_has_queued_is_done_by_the_others(shop: Shop
     assert len(known) == len(set(known)) == 4
 
 
-async def test_a_worker_that_keeps_its_queue_while_it_drains_would_be_caught(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_keeps_its_queue_would_be_caught(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without offer and recall the same work never ends, while the other worker has nothing to do."""
 
     async def keeps_everything(self: Drain) -> int:

@@ -24,9 +24,7 @@ async def a_retry_and_younger_work(shop: Shop, **rules: Any) -> None:
     await sent(shop, work("a"), work("b"), wait=1)
 
 
-async def test_work_that_waits_for_its_retry_is_dropped_before_younger_work_and_the_event_says_whose_it_was(
-    shop: Shop,
-) -> None:
+async def test_work_that_waits_for_its_retry_is_dropped_before_younger_work_with_its_event(shop: Shop) -> None:
     await a_retry_and_younger_work(shop)
     await shop.send(work("new"))
     assert [ack.assignment_id for ack in shop.acks if ack.reason == "dropped_oldest"] == ["old"]
@@ -35,9 +33,7 @@ async def test_work_that_waits_for_its_retry_is_dropped_before_younger_work_and_
     assert (event.work_id, event.correlation_id, event.resource_class) == ("old", "r-old", "cpu")
 
 
-async def test_a_queue_that_looks_at_its_line_alone_would_be_caught(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_queue_that_looks_at_its_line_alone_is_caught(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the first in the line is younger than the one that waits for its retry."""
 
     def first_in_line(self: BoundedQueue, now: float) -> Oldest | None:

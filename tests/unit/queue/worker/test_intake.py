@@ -43,9 +43,7 @@ async def test_the_ack_carries_depth_and_status_after_admission(shop: Shop) -> N
         (RejectionPolicy.DEGRADE, "Queue at capacity, cannot degrade"),
     ],
 )
-async def test_a_full_queue_refuses_with_reason_and_time_to_come_back(
-    shop: Shop, policy: RejectionPolicy, message: str
-) -> None:
+async def test_a_full_queue_refuses_with_reason_and_time(shop: Shop, policy: RejectionPolicy, message: str) -> None:
     await busy(shop, 3, 3, rules=Rules(size=3, policy=policy))
     await shop.send(work("late"))
     refused = ExecAssignmentAck(
@@ -120,9 +118,7 @@ async def test_a_store_that_fails_means_no_ack_and_no_place(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("when", ["queued", "running", "ended", "refused by a full queue"])
-async def test_the_same_id_with_another_job_is_invalid_and_the_same_job_is_accepted_again(
-    shop: Shop, when: str
-) -> None:
+async def test_the_same_id_with_another_job_is_invalid_and_with_the_same_accepted(shop: Shop, when: str) -> None:
     step = Step(seconds=2)
     await shop.worker("w1", step, concurrency=ONE, rules=Rules(size=2))
     await shop.send(*([work("first")] if when == "queued" else []), work("a", {"n": 1}))

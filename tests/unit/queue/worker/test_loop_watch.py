@@ -58,9 +58,7 @@ def test_a_block_is_reported_within_two_seconds() -> None:
     assert LOOK_S + BLOCKED_S + LOOK_S < 2
 
 
-async def test_a_loop_is_asked_only_while_a_step_runs_and_reported_once(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_loop_is_asked_while_a_step_runs_and_told_once(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "reefknot")
     worker, leases = await shop.worker("w1", Step(seconds=5)), Extended()
     with watching(worker, leases) as watch:

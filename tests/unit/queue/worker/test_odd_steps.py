@@ -100,9 +100,7 @@ async def test_the_check_catches_an_end_of_the_worker_itself(shop: Shop, monkeyp
 
 @pytest.mark.parametrize("kind", [GeneratorExit, StopIteration, StopAsyncIteration, asyncio.CancelledError, SystemExit])
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_control_flow_of_a_step_is_answered_at_once_with_its_cause(
-    shop: Shop, kind: type[BaseException], is_async: bool
-) -> None:
+async def test_control_flow_is_answered_with_its_cause(shop: Shop, kind: type[BaseException], is_async: bool) -> None:
     async def awaited(inputs: Mapping[str, Any], context: BlockContext) -> None:
         raise kind("of its own")
 

@@ -44,9 +44,7 @@ async def until_so(is_so: Callable[[], bool], seconds: float) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_it_is_timed_out_at_its_time_and_its_late_end_is_dropped(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_it_is_timed_out_at_its_time_and_its_end_is_dropped(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "reefknot")
     worker = await shop.worker("w1", PythonBlock("test.step", stubborn), concurrency=ONE)
     began = shop.clock.now()
@@ -100,9 +98,7 @@ async def test_one_slot_waits_for_the_step_that_holds_it(shop: Shop) -> None:
     assert [one.assignment_id for one in shop.results] == ["a", "b"]
 
 
-async def test_a_step_that_cleans_up_quickly_is_an_ordinary_time_out(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_step_that_cleans_up_soon_is_an_ordinary_time_out(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     async def cleans(inputs: Mapping[str, Any], context: BlockContext) -> None:
         try:
             await asyncio.sleep(60)

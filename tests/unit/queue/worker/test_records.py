@@ -72,9 +72,7 @@ async def test_a_success_at_the_first_try_says_nothing(shop: Shop, caplog: pytes
     assert said(caplog) == []
 
 
-async def test_a_storm_of_retries_is_ten_lines_and_then_one_a_second(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_storm_of_retries_is_ten_lines_then_one_a_second(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "reefknot")
     slots = default_settings(concurrency={"cpu": 200}, breaker=NO_BREAKER)
     await shop.worker("w1", Step(REFUSED, seconds=0.0), settings=slots)

@@ -196,7 +196,7 @@ async def test_work_that_a_gone_worker_left_waiting_is_taken_over_by_the_one_tha
 
 
 @pytest.mark.parametrize("careless", [False, True], ids=["left alone", "control: a worker that takes all it finds"])
-async def test_a_submission_at_the_router_is_never_taken_for_left_work(
+async def test_a_submission_is_never_taken_for_left_work(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, careless: bool
 ) -> None:
     """Of another request; it even looks like accepted work of a worker."""

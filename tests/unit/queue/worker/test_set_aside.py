@@ -38,9 +38,7 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[tuple[object, ...]]:
 ASIDE = ("ERROR", "give_up", "a", "t", "trace")
 
 
-async def test_kept_work_that_cannot_be_read_gets_a_result_and_an_event(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unreadable_work_gets_a_result_and_an_event(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     await shop.store.work.enqueue([item()])
     await shop.worker("w1")
     await asyncio.sleep(2)
@@ -55,9 +53,7 @@ async def test_kept_work_that_cannot_be_read_gets_a_result_and_an_event(
     assert errors(caplog) == [ASIDE]
 
 
-async def test_what_crashed_too_often_is_answered_even_if_it_cannot_be_read(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_crashed_too_often_is_answered_even_unread(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     await shop.store.work.enqueue([item()])
     items: Any = cast(Any, shop.store.work).table.items
     items["a"] = structs.replace(items["a"], state=WorkState.QUARANTINED, reason="its owner vanished 3 times")

@@ -42,9 +42,7 @@ async def test_work_that_cannot_be_kept_is_refused_with_a_time_to_come_back(shop
         (RejectionPolicy.DROP_OLDEST, 10, "Failed to queue assignment after dropping oldest"),
     ],
 )
-async def test_each_policy_has_its_own_words_for_it(
-    shop: Shop, policy: RejectionPolicy, queued: int, said: str
-) -> None:
+async def test_each_policy_has_words_of_its_own(shop: Shop, policy: RejectionPolicy, queued: int, said: str) -> None:
     await shop.worker("w1", Step(seconds=60), concurrency=ONE, rules=Rules(size=10, policy=policy))
     await shop.send(work("running"))
     await shop.send(*(work(f"j{n}") for n in range(queued)))

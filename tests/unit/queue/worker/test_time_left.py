@@ -102,9 +102,7 @@ def service_time(shop: Shop) -> tuple[int, float]:
     return found.known, found.mean_ms
 
 
-async def test_an_attempt_that_was_cut_short_does_not_pull_the_usual_time_down(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cut_attempt_does_not_pull_the_usual_time_down(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Begun at all only because the check before it is switched off here."""
     monkeypatch.setattr(StepRunner, "_too_late", lambda *_: "")
     place, known, mean = await cut_at_a_tenth(shop)
@@ -138,9 +136,7 @@ async def a_second_each(shop: Shop, *outcomes: Any) -> Step:
     return step
 
 
-async def test_no_attempt_is_begun_with_less_time_than_the_destination_usually_takes_and_the_result_says_so(
-    shop: Shop,
-) -> None:
+async def test_no_attempt_is_begun_with_less_time_than_usual_and_the_result_says_so(shop: Shop) -> None:
     step = await a_second_each(shop)
     await sent(shop, work("late", timeout_ms=500), work("soon", deadline_ms=500), work("fits", timeout_ms=2000), wait=2)
     assert (step.times("late"), step.times("soon"), len(step.times("fits"))) == ([], [], 1)
@@ -199,9 +195,7 @@ async def test_it_is_left_alone_until_then(shop: Shop) -> None:
     assert not await asked_again_after(shop, 5.0)
 
 
-async def test_a_usual_time_that_never_fades_would_keep_it_away_for_ever(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_usual_time_that_never_fades_would_keep_it_away(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.queue.worker.destinations.HALF_LIFE_S", 1e12)
     assert not await asked_again_after(shop, 3600.0)
 

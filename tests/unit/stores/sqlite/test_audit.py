@@ -84,9 +84,7 @@ def can_be_folded_back(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["in pages", "control: in one snapshot"])
-async def test_a_walk_does_not_keep_the_write_ahead_log_from_being_folded_back(
-    store: SqliteStore, path: Path, whole: bool
-) -> None:
+async def test_a_walk_lets_the_write_ahead_log_be_folded_back(store: SqliteStore, path: Path, whole: bool) -> None:
     await filled(store, 30)
     seen: list[bool] = []
     if whole:
@@ -140,9 +138,7 @@ async def test_what_is_let_go_of_goes_in_small_transactions_and_in_one_anchor(st
     assert await store.audit.verify() == []
 
 
-async def test_a_process_that_died_between_anchor_and_removal_leaves_nothing_that_shows(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_death_between_anchor_and_removal_does_not_show(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def dies(*arguments: object) -> Any:
         raise KeyError("dead")

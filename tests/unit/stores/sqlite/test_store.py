@@ -104,9 +104,7 @@ async def test_a_log_without_a_bound_stays_at_its_largest_size(path: Path, monke
     assert left >= largest
 
 
-async def test_a_closed_store_and_one_from_before_a_fork_are_refused(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_closed_store_and_one_of_before_a_fork_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(path) as store:
         with monkeypatch.context() as patch:
             patch.setattr(FORKS, "generation", FORKS.generation + 1)
@@ -192,9 +190,7 @@ async def test_what_a_store_remembers_does_not_hide_what_another_one_wrote(path:
     assert await zombie_writes(path) == (True, True)
 
 
-async def test_without_asking_for_the_version_the_zombie_would_have_written(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_the_version_the_zombie_would_have_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
     monkeypatch.setattr(RecordCaches, "check", lambda caches, connection: None)
     assert await zombie_writes(path) == (False, False)

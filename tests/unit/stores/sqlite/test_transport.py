@@ -201,9 +201,7 @@ async def test_many_messages_share_few_transactions(fleet: Fleet) -> None:
     assert fleet.stores[0].batches - before < 250
 
 
-async def test_a_message_that_cannot_be_written_is_told_and_may_be_sent_again(
-    fleet: Fleet, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unwritable_message_is_told_and_forgotten(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     near, far = fleet.ends
     line = far.subscribe("a")
     await near.publish("\ud800", b"no text that SQLite takes", message_id="x")

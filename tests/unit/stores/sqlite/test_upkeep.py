@@ -47,9 +47,7 @@ async def test_spent_keys_go_in_small_transactions_and_live_ones_stay(path: Path
             await store.idempotency.claim("one too many", owner="x")
 
 
-async def test_a_key_that_was_claimed_anew_after_the_look_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_key_that_was_claimed_after_the_look_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without a second look inside of the transaction, the new owner's key would go."""
     clock = VirtualClock()
     statement = upkeep._REMOVE
@@ -90,9 +88,7 @@ async def test_only_work_that_ended_long_enough_ago_goes(path: Path) -> None:
         assert left == sorted(["w8", *(one.id for one in taken[6:])])
 
 
-async def test_a_refused_key_of_a_flood_does_not_walk_through_the_table(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_key_of_a_flood_does_not_walk_the_table(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualClock()
     looked = 0
     real = upkeep.make_room

@@ -94,9 +94,7 @@ async def test_pages_that_end_at_the_bound_go_on_without_a_gap_or_a_repetition(
     assert bool(cuts) == (sum(sizes) < ITEMS), "a search that may read all rows is never cut, a smaller one is"
 
 
-async def test_control_a_caller_that_takes_a_short_page_for_the_last_one_loses_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_control_a_short_page_taken_for_the_last_loses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "SCANNED", (3,))
     monkeypatch.setattr(rows, "_LEAST_SHARE", 1)
     which = WorkFilter(tenant_id="rare")

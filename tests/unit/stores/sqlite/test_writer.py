@@ -83,9 +83,7 @@ def _nothing(transaction: Transaction, name: str) -> str:
     return name
 
 
-async def test_a_request_that_found_company_does_not_hurry_a_later_one(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_with_company_hurries_no_later_one(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time may end while the next one waits for company: that would be a transaction for nothing."""
     due: list[tuple[Any, ...]] = []
     with monkeypatch.context() as patched:
@@ -134,9 +132,7 @@ def nudges(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
         yield taken
 
 
-async def test_a_busy_loop_nudges_until_the_write_is_done(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_busy_loop_nudges_in_a_write(store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with nudges(store, monkeypatch) as taken:
         async with waits_for_the_lock(store, path):
             while len(taken) < 5:  # noqa: ASYNC110 - the loop has to be busy
@@ -148,7 +144,7 @@ async def test_a_busy_loop_nudges_until_the_write_is_done(
         assert len(taken) <= seen + 1, "nothing is written any more"
 
 
-async def test_a_loop_that_has_nothing_to_do_does_not_sleep(
+async def test_a_loop_without_work_never_sleeps(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with nudges(store, monkeypatch) as taken:
@@ -157,9 +153,7 @@ async def test_a_loop_that_has_nothing_to_do_does_not_sleep(
         assert len(taken) <= 2, "at the ends of the wait, when there was something to do"
 
 
-async def test_the_longer_a_write_takes_the_rarer_the_nudges(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_longer_write_has_rarer_nudges(store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow disk, or a file that others keep, must not cost a loop half of its time."""
     gaps: list[float] = []
     loop = asyncio.get_running_loop()
@@ -189,9 +183,7 @@ def call_it_quick(store: SqliteStore) -> None:
 
 
 @pytest.mark.parametrize("quick", [True, False])
-async def test_a_lone_request_is_written_by_the_loop_itself_if_the_disk_has_been_quick(
-    store: SqliteStore, quick: bool
-) -> None:
+async def test_a_lone_request_is_written_by_the_loop_if_the_disk_is_quick(store: SqliteStore, quick: bool) -> None:
     """With the control: a disk of which that is not known is left to the thread."""
     if quick:
         call_it_quick(store)
@@ -205,9 +197,7 @@ async def test_callers_that_come_together_share_the_threads_transaction_on_a_qui
     assert threading.get_ident() not in threads
 
 
-async def test_a_slow_transaction_sends_the_next_request_to_the_thread(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_write_sends_the_next_to_the_thread(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     call_it_quick(store)
     monkeypatch.setattr(writer, "QUICK_S", -1.0)
     here = threading.get_ident()
