@@ -53,9 +53,6 @@ async def test_a_handle_says_pending_until_a_worker_is_at_it(shop: Shop) -> None
     assert await handle.status() == "succeeded"
 
 
-# ---- calling off ----------------------------------------------------------------------------------------------------
-
-
 async def test_without_a_router_it_is_off_at_once_and_on_record(shop: Shop) -> None:
     client = Client(shop.store, shop.clock, has_router=nobody)
     handle = await client.hand_in(work("a"))
@@ -134,9 +131,6 @@ async def test_an_old_cancel_does_not_reach_what_a_person_wanted_again(shop: Sho
     assert (await handle.result(30)).status is ResultStatus.ERROR
 
 
-# ---- the same id ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("when", ["waiting", "under way", "ended"])
 @pytest.mark.parametrize("by", ["client", "router"])
 async def test_the_same_id_with_another_job_is_refused_with_both_fingerprints(shop: Shop, by: str, when: str) -> None:
@@ -166,8 +160,6 @@ async def test_two_at_once_with_one_id_and_two_jobs_are_not_one_piece_of_work(sh
     kept = await asyncio.gather(*pair, return_exceptions=True)
     assert [isinstance(one, KeyConflictError) for one in kept] == [False, True]
 
-
-# ---- what cannot be handed in ---------------------------------------------------------------------------------------
 
 CIRCLE: dict[str, Any] = {}
 CIRCLE["again"] = CIRCLE
@@ -246,9 +238,6 @@ async def test_a_wait_that_is_no_time_is_refused(shop: Shop, timeout: Any) -> No
         await handle.result(0)
 
 
-# ---- fields as a mapping --------------------------------------------------------------------------------------------
-
-
 async def test_the_fields_of_an_assignment_are_taken_as_a_mapping_and_missing_ids_are_made(shop: Shop) -> None:
     client = Client(shop.store, shop.clock)
     handle = await client.hand_in({"job": {"type": "test.step", "payload": {"n": 1}}})
@@ -275,9 +264,6 @@ async def test_the_fields_of_an_assignment_are_taken_as_a_mapping_and_missing_id
 async def test_fields_that_no_assignment_has_are_refused_by_the_client_too(shop: Shop, fields: Any, told: str) -> None:
     with pytest.raises((ParameterError, NotJsonError), match=told):
         await Client(shop.store, shop.clock).hand_in(fields)
-
-
-# ---- work for later -------------------------------------------------------------------------------------------------
 
 
 async def test_work_for_later_runs_at_its_time_and_its_deadline_counts_from_there(shop: Shop) -> None:

@@ -1,4 +1,4 @@
-"""A memory store is bounded: what has ended, and what is audited, goes when there is too much of it."""
+"""A memory store is bounded: what has ended, and what is audited, and ids of messages go when there is too much."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores import memory
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.memory import store as parts
+from reefknot.stores.memory.store import REMEMBERED_IDS, MemoryTransport
 from reefknot.testing.conformance.harness import event
 
 MOST = 20
@@ -64,3 +65,23 @@ async def test_the_oldest_events_go_and_the_chain_that_is_left_holds(monkeypatch
     assert kept[-1].sequence >= 5 * MOST
     assert any(one.entry.event_type == ANCHOR for one in kept)
     assert await store.audit.verify() == []
+
+
+async def test_ids_are_remembered_for_a_while_and_not_for_ever() -> None:
+    transport = MemoryTransport()
+    for number in range(REMEMBERED_IDS + 1):
+        await transport.publish("a", b"", message_id=str(number))
+    line = transport.subscribe("a")
+    await transport.publish("a", b"first again", message_id="0")
+    await transport.publish("a", b"last again", message_id=str(REMEMBERED_IDS))
+    await transport.publish("a", b"end")
+    assert [(await anext(line)).body for _ in range(2)] == [b"first again", b"end"]
+
+
+async def test_closing_ends_every_listener_even_on_a_full_line() -> None:
+    transport = MemoryTransport()
+    empty, full = transport.subscribe("a"), transport.subscribe("b", limit=1)
+    await transport.publish("b", b"x")
+    await transport.close()
+    await transport.close()
+    assert [delivery.body for line in (empty, full) async for delivery in line] == []

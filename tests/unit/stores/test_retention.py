@@ -159,9 +159,6 @@ async def test_one_process_of_a_host_runs_retention(tmp_path: Path) -> None:
     await other.close()
 
 
-# ---- through open_store ----------------------------------------------------------------------------------------------
-
-
 def opened(path: Path, clock: VirtualClock, work: Callable[[Store], Any] | None = None, **options: Any) -> None:
     async def main() -> None:
         async with rk.open_store(f"sqlite:{path}", clock=clock, retention=DAY, **options) as store:

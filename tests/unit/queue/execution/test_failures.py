@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -18,7 +19,7 @@ from reefknot.audit.model.event import Quarantined, RetryRefused, TimeoutOccurre
 from reefknot.audit.model.replay import replay
 from reefknot.audit.port import AuditQuery
 from reefknot.core.failure import FailureType
-from reefknot.errors import KeyInProgressError, OutcomeUnknownError, QueueFullError, SourceError
+from reefknot.errors import ConfigurationError, KeyInProgressError, OutcomeUnknownError, QueueFullError, SourceError
 from reefknot.idempotency.decorator import in_scope
 from reefknot.queue.execution.failures import (
     LONGEST_TRACEBACK,
@@ -32,6 +33,8 @@ from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker import attempt as step_module
 from reefknot.retrying.failures import failure_from
 from reefknot.runtime.redaction import add_secrets, remove_secrets
+from reefknot.runtime.user_modules import import_user_module
+from reefknot.steps.python import PythonBlock
 from tests.unit.queue.shops import sent, stored, told
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
 
@@ -457,3 +460,78 @@ def test_a_failure_with_its_place_holds_no_secret_and_is_bounded() -> None:
         remove_secrets(["hush-hush-4711"])
     assert "hush-hush" not in message
     assert (len(message) <= 4096, message.endswith(")")) == (True, True)
+
+
+def bug(order: dict[str, Any]) -> Any:
+    return order["price"]
+
+
+def plain(inputs: dict[str, Any], context: rk.BlockContext) -> dict[str, Any]:
+    return {"price": bug(inputs)}
+
+
+async def awaited(inputs: dict[str, Any], context: rk.BlockContext) -> dict[str, Any]:
+    return {"price": bug(inputs)}
+
+
+@rk.retry(attempts=2, base_delay=0, on=KeyError)
+async def retried(inputs: dict[str, Any], context: rk.BlockContext) -> dict[str, Any]:
+    return {"price": bug(inputs)}
+
+
+async def grouped(inputs: dict[str, Any], context: rk.BlockContext) -> None:
+    async def one() -> None:
+        bug(inputs)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one())
+
+
+async def in_thread(inputs: dict[str, Any], context: rk.BlockContext) -> None:
+    await asyncio.to_thread(bug, inputs)
+
+
+async def misused(inputs: dict[str, Any], context: rk.BlockContext) -> None:
+    rk.RetryPolicy(max_attempts=0)
+
+
+async def chained(inputs: dict[str, Any], context: rk.BlockContext) -> None:
+    try:
+        bug(inputs)
+    except KeyError as error:
+        raise ValueError("a bad order") from error
+
+
+@pytest.mark.parametrize("function", [plain, awaited, retried, grouped, in_thread, misused, chained])
+async def test_the_traceback_begins_in_the_users_file(shop: Shop, function: Callable[..., Any]) -> None:
+    await shop.worker("w1", PythonBlock("test.step", function))
+    await shop.send(work("a", retry_count=0))
+    for _ in range(500):
+        if shop.results:
+            break
+        await asyncio.sleep(0.01)
+    item = await stored(shop, "a")
+    lines = json.loads(item.failure or "{}")["traceback"].splitlines()
+    heads = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
+    assert heads[0] == 0
+    for number in heads:
+        assert lines[number + 1].startswith(f'  File "{__file__}", line '), "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('@rk.block("mistakes.one", atempts=3)', "no such option; did you mean 'attempts'?"),
+        ('@rk.block("Mistakes Two")', "a name in lower case"),
+        ('@rk.block("mistakes.three", timeout="soon")', "timeout='soon'"),
+    ],
+)
+def test_a_wrong_decorator_is_told_with_its_line_when_it_is_loaded(tmp_path: Path, line: str, words: str) -> None:
+    file = tmp_path / f"mistakes_{abs(hash(line))}.py"
+    file.write_text(f"import reefknot as rk\n\n{line}\ndef step(inputs, context): ...\n")
+
+    with pytest.raises(ConfigurationError) as caught:
+        import_user_module(file.stem, path=str(tmp_path))
+
+    assert f"cannot be imported: {file}:3: Parameter" in str(caught.value)
+    assert words in str(caught.value)

@@ -52,9 +52,6 @@ async def admissions(shop: Shop) -> list[Admission]:
     ]
 
 
-# ---- by time --------------------------------------------------------------------------------------------------------
-
-
 async def test_who_would_miss_its_deadline_is_refused_on_record_and_hears_when_to_come_back(shop: Shop) -> None:
     """Twenty of a second each are before it, and of ten seconds 3.5 may pass."""
     client = await busy(shop, 20)
@@ -132,9 +129,6 @@ async def test_a_system_that_became_fast_again_is_believed_soon(shop: Shop) -> N
     for number in range(20):
         await client.submit("test.step", assignment_id=f"again-{number}")
     await client.submit("test.step", deadline=10)
-
-
-# ---- by count -------------------------------------------------------------------------------------------------------
 
 
 async def test_the_rules_that_a_router_has_published_come_before_those_of_the_client(shop: Shop) -> None:
@@ -224,9 +218,6 @@ async def test_a_client_hears_at_once_that_its_submission_was_displaced(shop: Sh
     assert shop.clock.now() - began < 0.2
 
 
-# ---- by tenant ------------------------------------------------------------------------------------------------------
-
-
 def of(tenant: str, name: str, **options: Any) -> ExecAssignment:
     return structs.replace(work(name, **options), tenant_id=tenant)
 
@@ -272,9 +263,6 @@ async def test_under_the_floods_own_name_nearly_all_of_it_is_refused(shop: Shop)
     refusals, waits = await flooded(shop, "a")
     assert refusals >= 8
     assert all(wait > 2 for wait in waits)
-
-
-# ---- workers judge again --------------------------------------------------------------------------------------------
 
 
 async def ended(router: Router, name: str) -> ExecResult:

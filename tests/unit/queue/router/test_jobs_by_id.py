@@ -168,9 +168,6 @@ async def test_a_model_as_inputs_is_refused_with_the_call_that_converts_it(shop:
     assert str(caught.value).endswith(f"a mapping of names to JSON values, or None{advice}")
 
 
-# ---- options ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -210,9 +207,6 @@ async def test_durations_are_accepted_as_timedelta(shop: Shop) -> None:
     assert b'"attempt_timeout_ms":1500' in item.payload
     with pytest.raises(ResultPendingError):
         await handle.result(timedelta(seconds=1))
-
-
-# ---- many at once ----------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -308,9 +302,6 @@ async def test_on_nats_what_is_no_one_batch_is_refused_whole(nats_server: NatsSe
             await client.submit_many([("test.step", {"n": n}) for n in range(1000)])
         assert await client.store.work.find() == [], "nothing was stored"
         assert len(await client.submit_many([("test.step", {"n": n}) for n in range(90)])) == 90
-
-
-# ---- a queue that is full --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("attempts", "accepted"), [(None, 180), (200, 300)])

@@ -41,9 +41,6 @@ def tenant_told(result: ExecResult) -> Any:
     return (result.output or {})["tenant"]
 
 
-# ---- one worker -----------------------------------------------------------------------------------------------------
-
-
 async def each_has_its_own(shop: Shop, tenants: tuple[str | None, ...], seconds: float) -> None:
     """The next one comes while the one before runs (a long step), or after its end (a short one)."""
     step = Told(seconds=seconds)
@@ -104,9 +101,6 @@ async def test_events_name_the_assignments_own_id_and_the_tenant_beside_it(shop:
     assert {(event.work_id, event.tenant_id) for event in events} == {("x", "acme")}
 
 
-# ---- cancelling -----------------------------------------------------------------------------------------------------
-
-
 async def test_a_tenant_cancels_its_own_and_nobody_elses(shop: Shop) -> None:
     await served(shop, Told(seconds=5), wait=1.1, concurrency={"cpu": 3})
     client = Client(shop.store, shop.clock)
@@ -137,9 +131,6 @@ async def test_a_cancel_message_without_a_tenant_leaves_the_work_of_tenants_alon
     assert {one.tenant_id: one.status.value for one in shop.results} == {"acme": "success", None: "cancelled"}
 
 
-# ---- a worker that makes room, or leaves ----------------------------------------------------------------------------
-
-
 async def test_what_is_dropped_to_make_room_is_answered_under_its_own_id_and_tenant(shop: Shop) -> None:
     rules = Rules(size=1, policy=RejectionPolicy.DROP_OLDEST)
     await shop.worker("w1", Step(seconds=20), concurrency={"cpu": 1}, rules=rules)
@@ -162,9 +153,6 @@ async def test_a_worker_that_leaves_gives_back_the_work_of_each_tenant(shop: Sho
     async with asyncio.timeout(60):
         assert [tenant_told(await future) for future in futures] == list(TENANTS)
     assert {ack.assignment_id for ack in shop.acks} == {"x"}
-
-
-# ---- workers that do not tell the tenant ----------------------------------------------------------------------------
 
 
 class Peer:

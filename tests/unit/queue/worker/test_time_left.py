@@ -61,9 +61,6 @@ async def hurried(shop: Shop) -> Worker:
     return worker
 
 
-# ---- our own deadline is not the destination's fault ----------------------------------------------------------------
-
-
 async def test_attempts_that_were_cut_short_by_their_own_deadline_do_not_open_the_breaker(shop: Shop) -> None:
     worker = await hurried(shop)
     cut = [one.status for one in shop.results if one.assignment_id.startswith("cut-")]
@@ -124,9 +121,6 @@ async def test_an_attempt_that_was_cut_after_more_than_the_usual_time_says_that_
     """Else a destination that became slow would be asked in vain for ever."""
     worker = await hurried(shop)
     assert 0.04 < place_of(worker).usual(shop.clock.now()) <= 0.05
-
-
-# ---- no attempt in vain ---------------------------------------------------------------------------------------------
 
 
 async def a_second_each(shop: Shop, *outcomes: Any) -> Step:
@@ -200,9 +194,6 @@ async def test_a_usual_time_that_never_fades_would_keep_it_away(shop: Shop, monk
     assert not await asked_again_after(shop, 3600.0)
 
 
-# ---- a deadline that passes in a queue ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
 async def test_a_deadline_that_passes_in_a_queue_is_the_same_end_at_a_router_and_at_a_worker(shop: Shop) -> None:
     router = await shop.router()
@@ -216,9 +207,6 @@ async def test_a_deadline_that_passes_in_a_queue_is_the_same_end_at_a_router_and
     assert [(one.status, one.error_code) for one in answers if one is not None] == [
         (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
     ] * 2
-
-
-# ---- one tenant's trouble -------------------------------------------------------------------------------------------
 
 
 async def troubled(shop: Shop, others: str) -> tuple[list[str], Step]:
@@ -248,3 +236,51 @@ async def test_with_one_tenant_only_its_failures_open_the_breaker(shop: Shop) ->
     states, step = await troubled(shop, others="a")
     assert states[0] == "open"
     assert step.times("other") == []
+
+
+LEASE = 3.0
+
+
+async def test_the_time_budget_does_not_begin_anew_when_the_first_attempt_was_never_reported(shop: Shop) -> None:
+    """Ten seconds for all attempts; four are gone with the worker that had the first one."""
+    first = await ran(shop, Step(seconds=60), work("a", timeout_ms=10_000, retry_count=100), wait=1, lease=LEASE)
+    shop.vanish(first)
+    step = Step(REFUSED, seconds=0.1)
+    await shop.worker("w1", step, lease=LEASE)
+    await asyncio.sleep(60)
+    result = shop.result("a")
+    assert result.status is ResultStatus.TIMEOUT
+    assert "refused" in (result.error_message or "")
+    last = step.times("a")[-1]
+    assert 3.0 <= step.times("a")[0] <= 4.5
+    assert last < 10.1, "not ten seconds from the second start"
+
+
+async def test_an_attempt_that_was_lost_is_made_up_for_although_its_time_is_over(shop: Shop) -> None:
+    """A crash in between runs it again; but what fails then is not tried once more."""
+    first = await shop.worker("w1", Step(seconds=60), lease=LEASE)
+    await sent(shop, work("good", timeout_ms=1000), work("bad", timeout_ms=1000, retry_count=100), wait=0.5)
+    shop.vanish(first)
+    step = Step(OK, seconds=0.5)
+    failing = Step(REFUSED, seconds=0.5)
+
+    class Both(Step):
+        async def run(self, inputs, context):  # type: ignore[no-untyped-def]
+            return await (failing if context.assignment_id == "bad" else step).run(inputs, context)
+
+    await shop.worker("w1", Both(), lease=LEASE)
+    await asyncio.sleep(60)
+    assert shop.result("good").status is ResultStatus.SUCCESS
+    assert shop.result("bad").status is ResultStatus.TIMEOUT
+    assert (len(step.began), len(failing.began)) == (1, 1)
+    assert step.contexts[0].seconds <= 1.0
+
+
+async def test_a_deadline_holds_whatever_crashed(shop: Shop) -> None:
+    first = await ran(shop, Step(seconds=60), work("a", deadline_ms=2000), wait=0.5, lease=LEASE)
+    shop.vanish(first)
+    step = Step()
+    await shop.worker("w1", step, lease=LEASE)
+    await asyncio.sleep(60)
+    assert shop.result("a").status is ResultStatus.TIMEOUT
+    assert step.began == []
