@@ -1,4 +1,4 @@
-"""Batches: assignments are kept, claimed and settled together and none loses by it; how long a step is believed to take."""
+"""Batches: assignments are kept, claimed and settled together, none loses by it; how long a step is taken to last."""
 
 import asyncio
 from collections.abc import Callable

@@ -364,17 +364,6 @@ async def test_processes_of_one_boot_agree_on_the_time_while_anything_is_open(pa
             assert unknown.clock.wall() == first.clock.wall()
 
 
-async def test_a_system_that_lives_keeps_its_time(path: Path) -> None:
-    async with opened(path, HostClock()) as first:
-        await first.control.report("system", "{}", keep=5)
-        async with opened(path, HostClock(DAY)) as later:
-            assert later.clock.wall() == first.clock.wall()
-            assert len(await later.control.reports()) == 1
-        await first.control.withdraw("system")
-    async with opened(path, HostClock(DAY)) as after:
-        assert after.clock.wall() == first.clock.wall() + DAY, "nothing is open any more"
-
-
 async def test_control_processes_that_believe_their_own_clocks_disagree(path: Path) -> None:
     async with opened(path, HostClock(boot="")) as first:
         await first.work.enqueue([in_half_a_minute(first)])
