@@ -1,7 +1,5 @@
 """A log of JSON lines keeps the contract of an audit log."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

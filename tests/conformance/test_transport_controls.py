@@ -1,7 +1,5 @@
 """Each line of the suites that guards something catches the transport, or the quarantine, that lacks it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """What the tests of the queue do again and again in a shop, each in one call."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 from typing import Any

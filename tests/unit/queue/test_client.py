@@ -1,7 +1,5 @@
 """A caller's side: what is called off is off, whether a router runs or not."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from datetime import UTC, datetime
@@ -43,8 +41,7 @@ async def test_a_handle_says_pending_until_a_worker_is_at_it(shop: Shop) -> None
     assert await handle.status() == "pending"
     await shop.router()
     await asyncio.sleep(1)
-    item = await stored(shop, "a")
-    assert item.state is WorkState.RUNNING, "the router holds it"
+    assert (await stored(shop, "a")).state is WorkState.RUNNING, "the router holds it"
     assert await handle.status() == "pending"
     await shop.worker("w1", Step(seconds=5))
     await asyncio.sleep(2)
@@ -74,8 +71,7 @@ async def test_without_a_router_what_a_worker_has_is_off_too(shop: Shop) -> None
     shop.vanish(router)
     await handle.cancel()
     await called_off(handle)
-    item = await stored(shop, "a")
-    assert item.state.value == "cancelled"
+    assert (await stored(shop, "a")).state.value == "cancelled"
     await shop.send(work("alone"))
     assert await client.cancel("alone")
 

@@ -1,7 +1,5 @@
 """The client for code without an event loop, over a store that a real system works on."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

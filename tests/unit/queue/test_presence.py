@@ -1,7 +1,5 @@
 """Who is there over a store, who is gone for good, and what that means for the work they held."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Back-pressure between ends on NATS, decided in virtual time over a connection that delivers to itself."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Messages on their way over a NATS connection, as bytes, and a request that is cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """`RetentionJob`: removes what is past its retention, and nothing that lives."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a block raises ends its step, and nothing else; it is retried when it should be, and never when it must not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
@@ -365,8 +363,7 @@ async def test_a_guarded_step_that_is_cut_off_is_an_unknown_outcome_too(shop: Sh
 
 
 async def test_a_key_whose_outcome_is_unknown_already_quarantines_whoever_needs_it(shop: Shop) -> None:
-    step = await ran(shop, OutcomeUnknownError("charge:order-7", owner="w9"))
-    assert len(step.began) == 1
+    assert len((await ran(shop, OutcomeUnknownError("charge:order-7", owner="w9"))).began) == 1
     item = await stored(shop, "a")
     assert (item.state, "charge:order-7" in item.reason) == (WorkState.QUARANTINED, True)
     assert [event.work_id for event in await told(shop, Quarantined)] == ["a"]
@@ -387,16 +384,14 @@ async def test_a_guarded_function_that_works_and_one_in_another_mode_change_noth
             await fails("x")
         return OK
 
-    step = await ran(shop, outcome, OK)
-    assert (len(step.began), shop.result("a").status) == (2, ResultStatus.SUCCESS)
+    assert (len((await ran(shop, outcome, OK)).began), shop.result("a").status) == (2, ResultStatus.SUCCESS)
 
 
 async def test_a_worker_that_ignores_guarded_keys_would_be_caught(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without it the attempt is repeated, and the end is a plain failure that nobody looks at."""
     monkeypatch.setattr(step_module, "unknown_key", lambda ran, keys: "")
     calls: list[str] = []
-    step = await ran(shop, guarded(shop, TimeoutError("no answer"), calls), timeout_ms=40_000)
-    assert len(step.began) > 1
+    assert len((await ran(shop, guarded(shop, TimeoutError("no answer"), calls), timeout_ms=40_000)).began) > 1
     assert (await stored(shop, "a")).state is WorkState.FAILED
 
 

@@ -1,7 +1,5 @@
 """Work that was running when its worker vanished: it runs alone in its process, whatever else waits there."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The health of a destination: when its breaker opens, how it is probed, and what a failure costs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

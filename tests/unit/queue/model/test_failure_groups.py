@@ -1,7 +1,5 @@
 """Fingerprints of failures, and the groups that they make."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """The JSON Schemas of assignments and results agree with what is really read and written."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

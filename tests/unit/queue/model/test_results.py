@@ -1,7 +1,5 @@
 """Results: an end is told by what was stored, or by its reason, in the same words as often as it is asked."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

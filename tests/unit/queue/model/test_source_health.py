@@ -1,7 +1,5 @@
 """The health of a source: rests, probes, slow start, cooling, and whose fault a failure is."""
 
-from __future__ import annotations
-
 from msgspec import json, structs
 
 from reefknot.queue.model.source_health import (

@@ -1,7 +1,5 @@
 """`why_waits`: every cause for which a job waits has a code, a sentence that names what is missing, and a remedy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec import structs

@@ -1,7 +1,5 @@
 """One piece of work, from accepted to ended, and its versions: the ids, and what of it the next one has."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -459,8 +457,6 @@ def test_a_suspect_runs_by_itself_and_what_comes_before_it_together() -> None:
 def test_the_key_of_a_step_is_that_of_its_run() -> None:
     """Retries of a run share it; a requeue begins another run."""
     assert [core.step_key("order-7|acme", generation) for generation in (0, 1)] == ["order-7|acme/0", "order-7|acme/1"]
-
-
 
 
 def test_versions_count_on_and_a_record_keeps_its_tenant() -> None:

@@ -1,7 +1,5 @@
 """Admission of submissions, as callers of a client and of a router meet it: by count, by time, by tenant."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from typing import Any
@@ -173,8 +171,7 @@ async def test_a_refusal_writes_no_row_and_a_duplicate_of_a_kept_one_comes_in_al
     await client.submit("test.step", assignment_id="kept")
     with pytest.raises(QueueFullError):
         await client.submit("test.step", assignment_id="refused")
-    handle = await client.submit("test.step", assignment_id="kept")
-    assert await handle.status() == "pending"
+    assert await (await client.submit("test.step", assignment_id="kept")).status() == "pending"
     assert [item.id for item in await shop.store.work.find()] == ["kept"]
 
 
@@ -196,8 +193,7 @@ async def test_a_displaced_submission_ends_as_dropped_on_record(shop: Shop) -> N
     assert "dropped from a full queue" in (result.error_message or "")
     (event,) = await shop.events(Dropped)
     assert event.work_id == "low-0"
-    item = await stored(shop, "low-1")
-    assert item.state in (WorkState.PENDING, WorkState.RUNNING)
+    assert (await stored(shop, "low-1")).state in (WorkState.PENDING, WorkState.RUNNING)
 
 
 async def test_a_displaced_caller_hears_of_it_in_two_seconds_and_its_router_by_the_next_renewal(shop: Shop) -> None:

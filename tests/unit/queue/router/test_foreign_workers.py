@@ -1,7 +1,5 @@
 """Workers over stores of their own: the router keeps what they answer, and holds on to its claim until then."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, cast
 
@@ -88,8 +86,7 @@ async def test_what_a_vanished_router_had_sent_is_answered_by_the_next_one(shop:
     await asyncio.sleep(1)
     shop.vanish(first)
     await shop.router(lease=4)
-    handle = await Client(shop.store, shop.clock).hand_in(work("a"))
-    assert (await handle.result(60)).status is ResultStatus.SUCCESS
+    assert (await (await Client(shop.store, shop.clock).hand_in(work("a"))).result(60)).status is ResultStatus.SUCCESS
     assert len(step.began) == 1
 
 

@@ -1,7 +1,5 @@
 """Work that a worker had accepted, and that is gone: somebody does it, or its caller hears why not."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

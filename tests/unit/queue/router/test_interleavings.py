@@ -1,7 +1,5 @@
 """Interleavings that once lost a caller, a slot or half a minute: each ends as it should."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -28,8 +26,7 @@ async def test_work_that_expires_beside_a_draining_worker_is_answered(shop: Shop
     draining = asyncio.create_task(worker.drain(300))
     await asyncio.sleep(60)
     assert late.result().status.value == "timeout"
-    item = await stored(shop, "x")
-    assert item.state is WorkState.FAILED
+    assert (await stored(shop, "x")).state is WorkState.FAILED
     draining.cancel()
 
 
@@ -61,8 +58,7 @@ async def test_a_slot_whose_task_is_cancelled_before_it_began_is_free_again(shop
     await asyncio.sleep(1)
     assert (pool.active, pool.claimed) == (0, {})
     await sent(shop, work("y"), wait=5)
-    item = await stored(shop, "y")
-    assert item.state is WorkState.SUCCEEDED
+    assert (await stored(shop, "y")).state is WorkState.SUCCEEDED
 
 
 async def test_two_callers_of_one_id_at_a_full_router_hear_the_same(shop: Shop) -> None:

@@ -1,7 +1,5 @@
 """A job by its id, submitted by another client: its state and its end, cancelled and run again; many in one step."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable
@@ -256,8 +254,7 @@ async def test_many_are_stored_in_one_step_with_an_answer_for_each(engine: Calla
         assert [one.is_new for one in kept] == [True, False, True, True, False, True]
         assert (answers[3].assignment_id, answers[3].tenant_id) == ("new", "acme")
         assert [await one.status() for one in kept] == ["pending"] * 6
-        counts = await client.store.work.snapshot()
-        assert sum(sum(one.values()) for one in counts.counts.values()) == 6
+        assert sum(sum(one.values()) for one in (await client.store.work.snapshot()).counts.values()) == 6
         assert await client.submit_many([]) == []
 
         full = await client.submit_many([("test.step", {"n": n}) for n in range(300)])

@@ -1,7 +1,5 @@
 """Jobs of sources wait beside assignments: no router and no worker touches them, and they take nobody's place."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Work that no worker here could take: it goes to quarantine after a while and says why, or waits for a reason."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of what is on its way: order of lines, deadlines, and that nothing piles up in it."""
 
-from __future__ import annotations
-
 from reefknot.queue.model.messages import AssignmentOptions, ExecAssignment, Job
 from reefknot.queue.port.work_queue import Held
 from reefknot.queue.router.pending import ClaimedSubmission, Pending, PendingTable

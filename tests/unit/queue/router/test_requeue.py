@@ -1,7 +1,5 @@
 """A person requeues what failed: the new result takes the old one's place, for everybody who asks."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -22,8 +20,7 @@ async def failed_once(shop: Shop, step: Step, **options: Any) -> Client:
     """One assignment in quarantine, with its failure answered; the next attempt would succeed."""
     await served(shop, step, quarantine_failed=True)
     client = Client(shop.store, shop.clock)
-    result = await (await client.hand_in(work("a", **options))).result()
-    assert result.status is ResultStatus.ERROR
+    assert (await (await client.hand_in(work("a", **options))).result()).status is ResultStatus.ERROR
     step.outcomes = (OK,)
     return client
 
@@ -102,8 +99,7 @@ async def retried(shop: Shop) -> asyncio.Future[object]:
 
 
 async def test_a_late_result_of_an_earlier_generation_answers_nobody(shop: Shop) -> None:
-    answer = await retried(shop)
-    assert not answer.done()
+    assert not (await retried(shop)).done()
 
 
 async def test_without_the_look_at_its_time_it_would(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,5 +110,4 @@ async def test_without_the_look_at_its_time_it_would(shop: Shop, monkeypatch: py
 
     assert requeued_at is not never
     monkeypatch.setattr(submissions, "requeued_at", never)
-    answer = await retried(shop)
-    assert answer.done()
+    assert (await retried(shop)).done()

@@ -1,7 +1,5 @@
 """A router's life: who gets it, who gets it instead, what callers are told, and what survives a restart."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

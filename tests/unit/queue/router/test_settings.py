@@ -1,7 +1,5 @@
 """What the `router` section says, and what stands in where it says nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

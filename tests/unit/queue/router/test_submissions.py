@@ -1,7 +1,5 @@
 """Kept before told: submissions and answers in groups, whatever the store does meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Workers that do not all know the same steps: when a router gives up, and when it waits for one who knows."""
 
-from __future__ import annotations
-
 import asyncio
 import shlex
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """One attempt after another: retries by the book, both clocks, throttle, breaker, degradation, and the baseline."""
 
-from __future__ import annotations
-
 import asyncio
 from itertools import pairwise
 from typing import Any

@@ -5,8 +5,6 @@ An arrival comes over the shared subject, where the store does not know it yet, 
 a router has kept it. Work that is being written counts as depth, and cannot be dropped before it is written.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

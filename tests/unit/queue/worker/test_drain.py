@@ -1,7 +1,5 @@
 """A worker that is drained leaves what it has queued to the others, and loses nothing when there is nobody else."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -147,8 +145,7 @@ async def test_what_comes_in_or_fails_while_it_drains_is_left_to_the_others_too(
     await sent(shop, work("a", retry=RETRY, timeout_ms=100_000), wait=0.5)
     await worker.drain(30)
     assert (shop.ack("a").status, shop.ack("a").reason) == (AckStatus.REJECTED, "draining")
-    item = await stored(shop, "a")
-    assert (item.attempts, worker.pools["cpu"].queue.depth) == (1, 0)
+    assert ((await stored(shop, "a")).attempts, worker.pools["cpu"].queue.depth) == (1, 0)
 
 
 async def test_a_pause_keeps_every_place_and_counts_all_of_them(shop: Shop) -> None:

@@ -1,7 +1,5 @@
 """Intake: acks word for word, refusals with reasons, what a full queue drops, and what the baseline keeps to itself."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

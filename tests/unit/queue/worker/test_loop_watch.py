@@ -1,7 +1,5 @@
 """The thread that watches an event loop: when it asks, what it reports, and for how long it holds work."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

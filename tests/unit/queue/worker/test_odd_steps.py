@@ -1,7 +1,5 @@
 """Steps that end in odd ways: each is an ordinary failure with its cause, answered at once, and harms no neighbour."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import Any
@@ -208,6 +206,5 @@ async def test_without_handing_back_they_would_stay_running(shop: Shop, monkeypa
     monkeypatch.setattr(Services, "_ended", lambda *_: None)
     await vandalised(shop)
     await asyncio.sleep(1000)
-    item = await stored(shop, "n0")
-    assert item.state is WorkState.RUNNING
+    assert (await stored(shop, "n0")).state is WorkState.RUNNING
     shop.members.clear()

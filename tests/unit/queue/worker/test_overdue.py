@@ -1,7 +1,5 @@
 """A step that ignores its cancellation is answered at its time; its slot is taken until it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
@@ -53,8 +51,7 @@ async def test_it_is_timed_out_at_its_time_and_its_end_is_dropped(shop: Shop, ca
 
     assert 2.0 <= shop.clock.now() - began < 2.3
     assert (shop.result("a").status, shop.result("a").output) == (ResultStatus.TIMEOUT, None)
-    item = await stored(shop, "a")
-    assert item.state is WorkState.FAILED
+    assert (await stored(shop, "a")).state is WorkState.FAILED
     assert worker.snapshot().classes["cpu"].active == 1, "its slot is taken"
     await asyncio.sleep(7)
     assert worker.snapshot().classes["cpu"].active == 0
@@ -127,8 +124,7 @@ async def test_a_worker_that_ends_does_not_wait_for_ever(shop: Shop, caplog: pyt
     await worker.drain(2)
     await worker.stop()
     assert shop.clock.now() - began < 15
-    item = await stored(shop, "a")
-    assert item.state is WorkState.PENDING, "it went back, and runs again elsewhere"
+    assert (await stored(shop, "a")).state is WorkState.PENDING, "it went back, and runs again elsewhere"
     await asyncio.sleep(60)
     released.set()
     await asyncio.sleep(1)

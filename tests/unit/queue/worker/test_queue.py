@@ -1,7 +1,5 @@
 """The places of a resource class: one for each id, what is due, what has expired, and which is the oldest."""
 
-from __future__ import annotations
-
 from math import inf
 from random import Random
 

@@ -1,7 +1,5 @@
 """A worker's life: cancelled, drained, restarted, crashed, taken over, expired, and what it says meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec
@@ -115,8 +113,7 @@ async def test_a_report_that_is_on_its_way_is_finished_before_stopping(shop: Sho
     shop.store.work.settle = settle  # type: ignore[method-assign]
     await sent(shop, work("a"), wait=1.2)
     await worker.stop()
-    item = await stored(shop, "a")
-    assert (item.state, len(step.began)) == (WorkState.SUCCEEDED, 1)
+    assert ((await stored(shop, "a")).state, len(step.began)) == (WorkState.SUCCEEDED, 1)
 
 
 @pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
@@ -126,8 +123,7 @@ async def test_a_delayed_retry_comes_back_after_a_restart_under_the_same_id(shop
     await sent(shop, work("a", retry={"max_attempts": 3, "backoff_ms": 20_000}, timeout_ms=100_000), wait=0.1)
     shop.vanish(first)
     await asyncio.sleep(1)
-    second = await shop.worker("w1", step)
-    assert second.pools["cpu"].queue.depth == 1
+    assert (await shop.worker("w1", step)).pools["cpu"].queue.depth == 1
     await asyncio.sleep(30)
     result = shop.result("a")
     assert (result.status, result.retries_used) == (ResultStatus.SUCCESS, 1)
@@ -136,8 +132,7 @@ async def test_a_delayed_retry_comes_back_after_a_restart_under_the_same_id(shop
 async def test_running_work_comes_back_by_its_lease_and_counts_as_a_crash(shop: Shop) -> None:
     step = Step(seconds=3)
     shop.vanish(await ran(shop, step, wait=1, lease=6))
-    again = await shop.worker("w1", step, lease=6)
-    assert again.pools["cpu"].queue.depth == 1
+    assert (await shop.worker("w1", step, lease=6)).pools["cpu"].queue.depth == 1
     await asyncio.sleep(20)
     item = await stored(shop, "a")
     assert (item.state, item.attempts, item.crashes) == (WorkState.SUCCEEDED, 1, 1)

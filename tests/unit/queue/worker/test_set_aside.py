@@ -1,7 +1,5 @@
 """What a worker cannot run goes aside: with a result, an event, and without a secret in the log."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any, cast
@@ -57,8 +55,7 @@ async def test_what_crashed_too_often_is_answered_even_unread(shop: Shop, caplog
     await shop.store.work.enqueue([item()])
     items: Any = cast(Any, shop.store.work).table.items
     items["a"] = structs.replace(items["a"], state=WorkState.QUARANTINED, reason="its owner vanished 3 times")
-    worker = await shop.worker("w1")
-    assert await worker.closing.publish_result("a")
+    assert await (await shop.worker("w1")).closing.publish_result("a")
     await asyncio.sleep(0)
     assert "vanished 3 times" in (shop.result("a").error_message or "")
     assert errors(caplog) == [ASIDE]
@@ -96,6 +93,5 @@ async def test_a_submission_that_cannot_be_read_is_answered_and_on_record(shop: 
     assert result is not None
     assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "INTERNAL_ERROR", "r-a")
     assert [one[:2] for one in await told(shop)] == [("a", "r-a")]
-    found = await stored(shop, submission.id)
-    assert found.state is WorkState.QUARANTINED
+    assert (await stored(shop, submission.id)).state is WorkState.QUARANTINED
     assert len(router.table) == 0

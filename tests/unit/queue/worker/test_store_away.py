@@ -1,7 +1,5 @@
 """A worker whose store fails says so in the documents' words, at once, and the work goes elsewhere."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -4,8 +4,6 @@ Attempts and the time that is left for them: none is begun in vain, and our own 
 Each promise has a control: the same story with the rule patched away, in which the promise is broken.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

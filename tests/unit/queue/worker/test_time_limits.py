@@ -1,7 +1,5 @@
 """How long a step may take in all, and one execution of it: where each limit comes from, and which one holds."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stores on a file of the test, and what other programs do to that file."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager

@@ -1,7 +1,5 @@
 """The audit log as rows: verified in short reads, and rows that go after the anchor has moved."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The change watcher tells commits of other processes from those of its own, whatever the order of counting."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

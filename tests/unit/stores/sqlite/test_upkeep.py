@@ -1,7 +1,5 @@
 """Retention removes spent rows, a few at a time, and never a live one."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

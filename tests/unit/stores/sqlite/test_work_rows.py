@@ -1,7 +1,5 @@
 """A search of work reads a bounded number of rows, says where it goes on, and loses nothing at its bounds."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import product
