@@ -1,13 +1,21 @@
-"""How long a step may take in all, and one execution of it: where each limit comes from, and which one holds."""
+"""How long a step, and one execution of it, may take; one that ignores its end is answered at its time all the same."""
 
 import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from reefknot.policy.book import PolicyBook
 from reefknot.queue.model.messages import ExecAssignment, ResultStatus
-from reefknot.steps.python import BlockRegistry, block
+from reefknot.queue.model.work import WorkState
+from reefknot.steps.port import BlockContext
+from reefknot.steps.python import BlockRegistry, PythonBlock, block
 from tests.rows import for_each_row
-from tests.unit.queue.shops import ran, sent
+from tests.unit.queue.shops import ran, sent, stored
 from tests.workshop import Shop, Step, with_shop, work
 
 FILE = """
@@ -99,3 +107,120 @@ async def test_a_request_that_hangs_once_is_cut_off_and_tried_again(shop: Shop) 
     await ran(shop, hangs, work("a", job="http.request"), wait=60)
     assert shop.result("a").status is ResultStatus.SUCCESS
     assert [context.seconds for context in hangs.contexts] == [10.0, 10.0]
+
+
+ONE = {"cpu": 1}
+
+
+async def stubborn(inputs: Mapping[str, Any], context: BlockContext) -> dict[str, Any]:
+    """Take 8.5 s, whatever happens."""
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + 8.5
+    while loop.time() < ends:
+        try:
+            await asyncio.sleep(ends - loop.time())
+        except asyncio.CancelledError:
+            continue
+    return {"late": True}
+
+
+LINES = Path(__file__).read_text().splitlines()
+PLACE = f"{__file__}:{next(number for number, text in enumerate(LINES, 1) if 'sleep(ends - loop' in text)}"
+
+
+async def until_so(is_so: Callable[[], bool], seconds: float) -> None:
+    for _ in range(int(seconds * 100)):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+
+
+async def test_it_is_timed_out_at_its_time_and_its_end_is_dropped(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "reefknot")
+    worker = await shop.worker("w1", PythonBlock("test.step", stubborn), concurrency=ONE)
+    began = shop.clock.now()
+    await shop.send(work("a", timeout_ms=2000, retry=None))
+    await until_so(lambda: bool(shop.results), 8.0)
+
+    assert 2.0 <= shop.clock.now() - began < 2.3
+    assert (shop.result("a").status, shop.result("a").output) == (ResultStatus.TIMEOUT, None)
+    assert (await stored(shop, "a")).state is WorkState.FAILED
+    assert worker.snapshot().classes["cpu"].active == 1, "its slot is taken"
+    await asyncio.sleep(7)
+    assert worker.snapshot().classes["cpu"].active == 0
+    assert len(shop.results) == 1
+    assert worker.claims() == []
+    goes_on, ended = (one for one in caplog.messages if "its step" in one)
+    assert f"w1: test.step a: its step goes on after its 2 s, at {PLACE}" in goes_on
+    assert "ended 6.5 s after its time was over; its result is not kept" in ended
+    assert PLACE in ended
+
+
+async def test_the_next_attempt_runs_in_another_slot_and_the_slots_are_not_exceeded(shop: Shop) -> None:
+    running: list[int] = []
+
+    async def first_is_stubborn(inputs: Mapping[str, Any], context: BlockContext) -> dict[str, Any]:
+        running.append(context.attempt)
+        if context.attempt == 1 and context.assignment_id == "a":
+            await stubborn(inputs, context)
+        return {"attempt": context.attempt}
+
+    block = PythonBlock("test.step", first_is_stubborn)
+    worker = await shop.worker("w1", block, concurrency={"cpu": 2})
+    await sent(shop, work("a", attempt_timeout_ms=500, timeout_ms=60_000), wait=3)
+    assert (shop.result("a").status, shop.result("a").output) == (ResultStatus.SUCCESS, {"attempt": 2})
+    assert running == [1, 2]
+    pool = worker.pools["cpu"]
+    assert (pool.active, pool.has("a")) == (1, False)
+    for n in range(6):
+        await shop.send(work(f"b{n}"))
+    await asyncio.sleep(1)
+    assert len(shop.results) == 7, "the other slot works on"
+    await asyncio.sleep(8)
+    assert pool.active == 0
+
+
+async def test_one_slot_waits_for_the_step_that_holds_it(shop: Shop) -> None:
+    await shop.worker("w1", PythonBlock("test.step", stubborn), Step(name="test.other"), concurrency=ONE)
+    await sent(shop, work("a", timeout_ms=2000, retry=None), work("b", job="test.other"), wait=8)
+    assert [one.assignment_id for one in shop.results] == ["a"]
+    await asyncio.sleep(2)
+    assert [one.assignment_id for one in shop.results] == ["a", "b"]
+
+
+async def test_a_step_that_cleans_up_soon_is_an_ordinary_time_out(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    async def cleans(inputs: Mapping[str, Any], context: BlockContext) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+
+    caplog.set_level(logging.WARNING, "reefknot")
+    await shop.worker("w1", PythonBlock("test.step", cleans), concurrency=ONE)
+    await sent(shop, work("a", timeout_ms=1000, retry=None), wait=2)
+    assert shop.result("a").status is ResultStatus.TIMEOUT
+    assert not any("its step" in one for one in caplog.messages)
+
+
+async def test_a_worker_that_ends_does_not_wait_for_ever(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, "reefknot")
+    released = asyncio.Event()
+
+    async def deaf(inputs: Mapping[str, Any], context: BlockContext) -> None:
+        while not released.is_set():
+            with suppress(asyncio.CancelledError):
+                await released.wait()
+
+    worker = await shop.worker("w1", PythonBlock("test.step", deaf), concurrency=ONE)
+    await sent(shop, work("a", timeout_ms=60_000), wait=1)
+    began = shop.clock.now()
+    await worker.drain(2)
+    await worker.stop()
+    assert shop.clock.now() - began < 15
+    assert (await stored(shop, "a")).state is WorkState.PENDING, "it went back, and runs again elsewhere"
+    await asyncio.sleep(60)
+    released.set()
+    await asyncio.sleep(1)
+    assert shop.results == [], "what it comes to is nobody's any more"
+    (line,) = (one for one in caplog.messages if "ignores that it is cancelled" in one)
+    assert f"at {__file__}:" in line

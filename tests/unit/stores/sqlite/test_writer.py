@@ -1,4 +1,4 @@
-"""The event loop and the writer thread share a core: group commit, and the GIL where it is needed."""
+"""Group commit, the GIL where it is needed, several rows in a statement, and news of other processes' commits."""
 
 import asyncio
 import threading
@@ -9,13 +9,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from reefknot.errors import StoreError
 from reefknot.idempotency.model import Claimed, ClaimRequest, Done
 from reefknot.stores.sqlite import SqliteStore, writer
-from reefknot.stores.sqlite.transaction import Transaction, each
-from tests.unit.stores.sqlite.stores_on_a_file import locked, opened, waits_for_the_lock
+from reefknot.stores.sqlite.reads import ChangeWatcher
+from reefknot.stores.sqlite.transaction import SIZES, BulkStatement, Transaction, each
+from tests.unit.stores.sqlite.stores_on_a_file import by_hand, locked, opened, waits_for_the_lock
 
 pytestmark = pytest.mark.real_time
 
@@ -227,3 +229,102 @@ async def test_the_write_ahead_log_of_a_lone_caller_stays_short(
         await store.idempotency.claim(f"{number}", owner="me")
     pages_in_log = path.with_name("state.db-wal").stat().st_size // 4096
     assert (pages_in_log < 100) is (pages == 20)
+
+
+INSERT = BulkStatement("INSERT OR ROLLBACK INTO t (name, value) VALUES {}", width=2)
+UPDATE = BulkStatement("UPDATE t SET value = new.column2 FROM (VALUES {}) AS new WHERE name = new.column1", width=2)
+
+
+@pytest.fixture
+def connection() -> Iterator[apsw.Connection]:
+    opened = apsw.Connection(":memory:")
+    opened.execute("CREATE TABLE t (name TEXT NOT NULL UNIQUE, value INTEGER)")
+    yield opened
+    opened.close()
+
+
+def rows(number: int, value: int) -> list[tuple[str, int]]:
+    return [(f"{n:03}", value + n) for n in range(number)]
+
+
+@pytest.mark.parametrize("number", [0, 1, *range(SIZES[1] - 1, SIZES[1] + 2), *range(SIZES[0] - 1, SIZES[0] + 2), 171])
+def test_every_row_is_written_once_whatever_their_number(connection: apsw.Connection, number: int) -> None:
+    INSERT.run(connection, rows(number, 0))
+    UPDATE.run(connection, rows(number, 1000))
+
+    assert connection.execute("SELECT * FROM t ORDER BY name").fetchall() == rows(number, 1000)
+
+
+def test_a_batch_of_64_takes_two_statements(connection: apsw.Connection) -> None:
+    seen: list[str] = []
+    connection.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: seen.append(event["sql"]))
+    INSERT.run(connection, rows(64, 0))
+    assert len(seen) == 2
+
+
+def test_a_row_that_cannot_be_written_leaves_nothing_of_its_transaction(connection: apsw.Connection) -> None:
+    """With plain `INSERT` the rows of the statements before would stay, and the transaction would go on."""
+    connection.execute("BEGIN IMMEDIATE")
+    INSERT.run(connection, rows(1, 0))
+    with pytest.raises(apsw.ConstraintError):
+        INSERT.run(connection, rows(40, 0))
+    assert connection.get_autocommit()
+    assert connection.execute("SELECT count(*) FROM t").get == 0
+
+
+class File:
+    """A store's file, with the writer of this process and of another one, each a plain connection."""
+
+    def __init__(self, path: Path) -> None:
+        asyncio.run(self._made(path))
+        self.own_count = 0
+        self._path = path
+        self.watcher = ChangeWatcher(
+            self._connection, str(path), own_transactions=lambda: self.own_count, is_writing=lambda: False
+        )
+        assert self.watcher._look() is False, "what was there before is no news"
+
+    async def _made(self, path: Path) -> None:
+        async with opened(path):
+            pass
+
+    def _connection(self) -> apsw.Connection:
+        return apsw.Connection(str(self._path))
+
+    def commit(self) -> None:
+        by_hand(self._path, "UPDATE counter SET transactions = transactions + 1")
+
+
+@pytest.fixture
+def file(path: Path) -> Iterator[File]:
+    made = File(path)
+    yield made
+    made.watcher.close()
+
+
+def test_only_commits_of_others_are_news(file: File) -> None:
+    for _ in range(3):
+        file.own_count += 1
+        file.commit()
+        assert not file.watcher._look()
+        file.commit()
+        assert file.watcher._look()
+        assert not file.watcher._look()
+
+
+def test_a_foreign_commit_beside_one_that_is_counted_and_not_yet_committed_is_not_lost(file: File) -> None:
+    """The writer counts before it commits: the foreign one may look like its own for that long, and no longer."""
+    file.own_count += 1
+    file.commit()  # the other process, while ours is on its way
+    first = file.watcher._look()
+    file.commit()  # ours
+    assert first or file.watcher._look()
+
+
+def test_counting_after_the_commit_would_lose_one(file: File) -> None:
+    """The control: ours is seen before it is counted, is taken for foreign, and then hides the next foreign one."""
+    file.commit()  # ours, not counted yet
+    assert file.watcher._look(), "a spurious wake-up"
+    file.own_count += 1
+    file.commit()  # the other process
+    assert not file.watcher._look(), "lost: this is why the writer counts first"
