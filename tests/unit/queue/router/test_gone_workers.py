@@ -8,7 +8,7 @@ import pytest
 from reefknot.audit.model.event import Requeued, TimeoutOccurred
 from reefknot.errors import ResultPendingError
 from reefknot.queue.client import Client
-from reefknot.queue.model.messages import ExecAssignment, ExecResult, Job, ResultStatus
+from reefknot.queue.model.messages import ExecResult, ResultStatus
 from reefknot.queue.model.results import EXPIRED_MESSAGE, OVERDUE_MESSAGE, answer_of
 from reefknot.queue.router.service import Router
 from tests.unit.queue.shops import stored, told
@@ -52,16 +52,6 @@ async def test_another_worker_does_it(shop: Shop, router_too: bool, queued: bool
     requeued = [one for one in await told(shop, Requeued) if one.work_id == "a"]
     assert ("its worker is gone" in [one.reason for one in requeued]) is not router_too
     assert {one.generation for one in requeued} <= {0}, "no person has run it again"
-
-
-@pytest.mark.parametrize("router_too", [False, True])
-@pytest.mark.parametrize("queued", [False, True])
-async def test_its_caller_hears_that_its_time_is_over(shop: Shop, router_too: bool, queued: bool) -> None:
-    router = await accepted_and_gone(shop, router_too=router_too, queued=queued, deadline_ms=5000)
-    found = await result(shop, 200, deadline_ms=5000)
-    assert (found.status, found.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
-    async with asyncio.timeout(10):
-        assert await (await router.submit(work("a", deadline_ms=5000))) == found
 
 
 SECOND = 1.0
@@ -137,15 +127,3 @@ async def test_it_can_be_cancelled(shop: Shop, router_too: bool, waited: float) 
     await Client(shop.store, shop.clock).cancel("a", "enough")
     found = await result(shop, 200, **LONG)
     assert (found.status, found.error_message) == (ResultStatus.CANCELLED, "enough")
-
-
-async def test_a_class_that_no_worker_has_any_more_ends_it_after_the_patience(shop: Shop) -> None:
-    router = await shop.router(patience=7)
-    worker = await shop.worker("w1", Step(seconds=60), concurrency={"gpu": 1})
-    await shop.worker("w2", Step(), concurrency=ONE)
-    await asyncio.sleep(1.1)
-    future = await router.submit(ExecAssignment("a", "r", Job("test.step"), resource_class="gpu"))
-    await asyncio.sleep(1)
-    shop.vanish(worker)
-    async with asyncio.timeout(400):
-        assert (await future).error_code == "RESOURCE_UNAVAILABLE"
