@@ -1,7 +1,5 @@
 """The memory engine keeps every contract."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -9,20 +7,16 @@ import pytest
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.testing import conformance
-from reefknot.testing.conformance import Harness, TransportHarness
-from reefknot.testing.conformance.transport import Ends
+from tests.conformance.ends import harness_of, two_ends
 
 
-@asynccontextmanager
-async def opened(clock: VirtualClock, **options: Any) -> AsyncIterator[MemoryStore]:
-    store = MemoryStore(clock, **options)
-    yield store
-    await store.close()
+async def opened(clock: VirtualClock, **options: Any) -> MemoryStore:
+    return MemoryStore(clock, **options)
 
 
 @pytest.fixture
-def harness() -> Harness:
-    return Harness(opened)
+def harness() -> conformance.Harness:
+    return harness_of(opened)
 
 
 class TestMemoryIdempotency(conformance.IdempotencyContract): ...
@@ -43,19 +37,10 @@ class TestMemoryControl(conformance.ControlContract): ...
 class TestMemoryValues(conformance.ValueContract): ...
 
 
-@asynccontextmanager
-async def two_ends(clock: VirtualClock) -> AsyncIterator[Ends]:
-    store = MemoryStore(clock)
-    near, far = store.transport(), store.transport()
-    yield near, far
-    await near.close()
-    await far.close()
-
-
 class TestMemoryTransport(conformance.TransportContract):
     @pytest.fixture
-    def transports(self) -> TransportHarness:
-        return TransportHarness(two_ends)
+    def transports(self) -> conformance.TransportHarness:
+        return two_ends(opened)
 
 
 def test_it_says_that_it_is_not_durable() -> None:

@@ -295,14 +295,9 @@ class Work(Machine):
 class SqliteWork(OnSqlite, Work): ...
 
 
-TestMemoryIdempotencyModel = Idempotency.TestCase
-TestMemoryWorkModel = Work.TestCase
-TestSqliteIdempotencyModel = SqliteIdempotency.TestCase
-TestSqliteWorkModel = SqliteWork.TestCase
-TestMemoryIdempotencyModel.settings = STEPS
-TestMemoryWorkModel.settings = STEPS
-TestSqliteIdempotencyModel.settings = STEPS
-TestSqliteWorkModel.settings = STEPS
+@pytest.mark.parametrize("machine", [Idempotency, Work, SqliteIdempotency, SqliteWork])
+def test_a_store_does_what_its_model_does(machine: type[Machine]) -> None:
+    run_state_machine_as_test(machine, settings=STEPS)
 
 
 class ForgetsFences(MemoryIdempotencyStore):

@@ -48,17 +48,6 @@ async def test_several_workers_share_the_work(shop: Shop) -> None:
     assert router.health.live(asyncio.get_running_loop().time()) == 3
 
 
-async def test_the_same_assignment_twice_is_one_piece_of_work_with_one_answer(shop: Shop) -> None:
-    step = Step()
-    router = await served(shop, step)
-    one, same = await router.submit(work("a")), await router.submit(work("a"))
-    assert one is same
-    await answers(one)
-    (again,) = await answers(await router.submit(work("a")))
-    assert again == one.result()
-    assert len(step.began) == 1
-
-
 async def test_an_assignment_that_cannot_be_used_is_the_callers_mistake(shop: Shop) -> None:
     router = await shop.router()
     with pytest.raises(ParameterError, match=r"options\.deadline_ms"):
@@ -179,18 +168,6 @@ async def test_a_router_that_comes_back_adopts_its_work_and_results(shop: Shop, 
     (result,) = await answers(await second.submit(work("a")))
     assert (result.status, len(step.began)) == (ResultStatus.SUCCESS, 1)
     assert asyncio.get_running_loop().time() < within
-
-
-async def test_a_router_may_vanish_more_often_than_work_may_crash(shop: Shop) -> None:
-    for _ in range(5):
-        router = await shop.router()
-        await router.submit(work("a"))
-        await asyncio.sleep(1)
-        shop.vanish(router)
-        await asyncio.sleep(31)
-    router = await served(shop, Step())
-    (result,) = await answers(await router.submit(work("a")))
-    assert result.status is ResultStatus.SUCCESS
 
 
 async def test_two_routers_share_a_store_and_every_caller_hears(shop: Shop) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from reefknot.errors import KeyConflictError, ResultPendingError
+from reefknot.errors import KeyConflictError
 from reefknot.queue import client
 from reefknot.queue.client import Client
 from reefknot.queue.model import messages
@@ -249,17 +249,3 @@ async def test_a_result_that_could_mean_two_is_given_to_none(shop: Shop) -> None
     assert inbox._answered(result) is None
     assert inbox._answered(structs.replace(result, tenant_id="acme")) is table.get("acme|x")
     assert inbox._answered(structs.replace(result, request_id="earlier")) is table.get("x")
-
-
-async def test_another_tenants_handle_does_not_find_a_result(shop: Shop) -> None:
-    await shop.router()
-    client = Client(shop.store, shop.clock)
-    await shop.worker("w1", Told())
-    await asyncio.sleep(1.1)
-    await (await client.hand_in(of("acme"))).result(30)
-    for member in list(shop.members):
-        shop.vanish(member)
-    handle = await client.hand_in(of("bolt"))
-    with pytest.raises(ResultPendingError):
-        await handle.result(5)
-    assert await handle.status() == "pending"

@@ -1,14 +1,13 @@
 """A worker that is drained leaves what it has queued to the others, and loses nothing when there is nobody else."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from reefknot.audit.model.event import Requeued
 from reefknot.queue.model.admission import Rules
 from reefknot.queue.model.messages import AckStatus, ExecResult, ResultStatus
-from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.queue.model.work import WorkState
 from reefknot.queue.router.service import Router
 from reefknot.queue.worker.closing import Drain
 from reefknot.queue.worker.service import Worker
@@ -19,15 +18,20 @@ ONE = {"cpu": 1}
 RETRY = {"max_attempts": 3, "backoff_ms": 20_000}
 
 
+async def jobs(shop: Shop, number: int) -> list[asyncio.Future[ExecResult]]:
+    """So many jobs, half a second after they were submitted; the workers have been heard of before."""
+    router = next((one for one in shop.members if isinstance(one, Router)), None) or await shop.router()
+    await asyncio.sleep(2)
+    futures = [await router.submit(work(f"j{n}")) for n in range(number)]
+    await asyncio.sleep(0.5)
+    return futures
+
+
 async def two_workers_and_ten_jobs(shop: Shop) -> tuple[Worker, list[asyncio.Future[ExecResult]]]:
     """Each worker runs one at a time, 1.5 s each, and has four more queued."""
-    router = await shop.router()
-    first = await shop.worker("w1", Step(seconds=1.5), concurrency=ONE)
-    await shop.worker("w2", Step(seconds=1.5), concurrency=ONE)
-    await asyncio.sleep(2)
-    futures = [await router.submit(work(f"j{n}")) for n in range(10)]
-    await asyncio.sleep(0.5)
-    return first, futures
+    await shop.router()
+    first, _ = [await shop.worker(name, Step(seconds=1.5), concurrency=ONE) for name in ("w1", "w2")]
+    return first, await jobs(shop, 10)
 
 
 async def test_what_a_drained_worker_has_queued_is_done_by_the_others(shop: Shop) -> None:
@@ -79,12 +83,10 @@ async def test_a_retry_that_waits_goes_over_with_its_due_time_and_its_attempts(s
 
 
 @pytest.mark.parametrize("comes_back", ["restart", "resume"])
-async def test_without_anybody_else_it_is_there_when_the_worker_comes_back(shop: Shop, comes_back: str) -> None:
-    router = await shop.router()
+async def test_without_another_worker_it_is_there_when_the_worker_comes_back(shop: Shop, comes_back: str) -> None:
+    await shop.router()
     worker = await shop.worker("w1", Step(seconds=1), concurrency=ONE)
-    await asyncio.sleep(1.5)
-    futures = [await router.submit(work(f"j{n}")) for n in range(4)]
-    await asyncio.sleep(0.5)
+    futures = await jobs(shop, 4)
     await worker.drain(30)
     await asyncio.sleep(20)
     assert sum(one.done() for one in futures) == 1
@@ -101,11 +103,9 @@ async def test_without_anybody_else_it_is_there_when_the_worker_comes_back(shop:
 
 async def test_the_baseline_says_nothing_and_the_router_brings_its_queue_back(shop: Shop) -> None:
     """A rejected ack without a reason would end the work: the baseline has no word for it."""
-    router = await shop.router()
+    await shop.router()
     first = await shop.worker("w1", Step(seconds=1), concurrency=ONE, queue_v2=False)
-    await asyncio.sleep(2)
-    futures = [await router.submit(work(f"j{n}")) for n in range(3)]
-    await asyncio.sleep(0.5)
+    futures = await jobs(shop, 3)
     assert [(await stored(shop, f"j{n}")).resource_class for n in range(3)] == ["cpu@w1"] * 3
     await shop.worker("w2", Step(seconds=1), concurrency=ONE, queue_v2=False)
     await first.drain(10)
@@ -174,20 +174,14 @@ async def test_what_was_claimed_ahead_goes_back_before_the_running_step_ends(sho
     assert shop.result("long").status is ResultStatus.SUCCESS
 
 
-async def test_a_store_that_does_not_answer_holds_nobody_up_for_ever(shop: Shop) -> None:
+async def test_a_store_that_does_not_answer_holds_no_drain_up_for_ever(shop: Shop) -> None:
     worker = await shop.worker("w1", Step(seconds=1), concurrency=ONE)
     await shop.send(work("a"), work("b"))
-
-    async def never(**named: Any) -> list[WorkItem]:
-        await asyncio.sleep(1e6)
-        return []
-
-    real = shop.store.work.find
-    shop.store.work.find = never  # type: ignore[method-assign]
-    began = shop.clock.now()
-    await worker.drain(5)
-    assert shop.clock.now() - began < 65
-    shop.store.work.find = real  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shop.store.work, "find", lambda **_: asyncio.sleep(1e6, []))
+        began = shop.clock.now()
+        await worker.drain(5)
+        assert shop.clock.now() - began < 65
     worker.resume()
     await asyncio.sleep(3)
     assert shop.result("b").status is ResultStatus.SUCCESS

@@ -165,8 +165,12 @@ async def a_retry_and_younger_work(shop: Shop, **rules: Any) -> None:
 async def test_work_that_waits_for_its_retry_is_dropped_before_younger_work_with_its_event(shop: Shop) -> None:
     await a_retry_and_younger_work(shop)
     await shop.send(work("new"))
-    assert [ack.assignment_id for ack in shop.acks if ack.reason == "dropped_oldest"] == ["old"]
-    assert shop.result("old").error_code == "SYSTEM_OVERLOAD"
+    assert shop.ack("new").message == "Assignment queued (dropped oldest)"
+    (ack,) = (one for one in shop.acks if one.reason == "dropped_oldest")
+    assert (ack.assignment_id, ack.status, ack.worker_id) == ("old", AckStatus.REJECTED, "w1")
+    result = shop.result("old")
+    assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "SYSTEM_OVERLOAD", "r-old")
+    assert (result.overload_status, result.queue_depth) == (OverloadStatus.CRITICAL, 0)
     (event,) = await told(shop, Dropped)
     assert (event.work_id, event.correlation_id, event.resource_class) == ("old", "r-old", "cpu")
 

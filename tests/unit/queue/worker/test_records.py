@@ -9,8 +9,6 @@ from msgspec import structs
 
 from reefknot.audit.model.event import Quarantined
 from reefknot.core.failure import ErrorCode
-from reefknot.core.redaction import Redactor
-from reefknot.queue.execution.decision_log import DecisionLog
 from reefknot.queue.model.messages import ResultStatus, StepResult, StepStatus
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.work import WorkItem, WorkState
@@ -87,17 +85,6 @@ async def test_a_storm_of_retries_is_ten_lines_then_one_a_second(shop: Shop, cap
     lines = said(caplog)
     assert len(lines) == 11
     assert lines[-1].getMessage().endswith("(190 such lines left out)")
-
-
-async def test_no_line_holds_a_configured_secret(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "reefknot")
-    worker = await shop.worker("w1", Step(ConnectionError("no hunter2 here")))
-    worker.steps._redactor = Redactor(("hunter2",))
-    worker.steps.log = DecisionLog("w1", worker.steps._redactor, worker.steps._clock)
-    await sent(shop, work("a-hunter2", retry_count=1), wait=60)
-    told = [f"{one.getMessage()} {one.__dict__}" for one in said(caplog)]
-    assert len(told) == 2
-    assert not [line for line in told if "hunter2" in line]
 
 
 def test_a_worker_that_did_nothing_has_no_rate() -> None:

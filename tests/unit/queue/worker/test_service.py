@@ -8,7 +8,7 @@ import pytest
 from reefknot.audit.model import event as events
 from reefknot.audit.model.event import Completed, TimeoutOccurred
 from reefknot.errors import ParameterError
-from reefknot.queue.model.admission import OverloadStatus, RejectionPolicy, Rules
+from reefknot.queue.model.admission import OverloadStatus, Rules
 from reefknot.queue.model.messages import CANCEL, Cancel, ResultStatus, encode
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import QuarantineFilter
@@ -87,19 +87,6 @@ async def test_what_has_ended_is_not_cancelled_and_a_broken_message_harms_nobody
     assert [one.status for one in shop.results] == [ResultStatus.SUCCESS]
 
 
-async def test_draining_finishes_what_runs_and_takes_nothing_new(shop: Shop) -> None:
-    worker = await shop.worker("w1", Step(seconds=2), concurrency=ONE)
-    await shop.send(work("a"), work("b"))
-    draining = asyncio.create_task(worker.drain(10))
-    await asyncio.sleep(0.5)
-    await shop.send(work("c"))
-    assert shop.ack("c").reason == "draining"
-    assert await draining == 0
-    assert [one.assignment_id for one in shop.results] == ["a"]
-    item = await stored(shop, "b")
-    assert (item.state, item.attempts) == (WorkState.PENDING, 0)
-
-
 async def test_a_report_that_is_on_its_way_is_finished_before_stopping(shop: Shop) -> None:
     """An effect that happened is not run again because the worker stopped in that moment."""
     step = Step(seconds=1)
@@ -157,15 +144,6 @@ async def test_the_third_crash_quarantines_and_still_answers(shop: Shop) -> None
     assert (await shop.store.quarantine.show("a")) is not None
     await shop.send(work("a"))
     assert [one.error_code for one in shop.results] == ["INTERNAL_ERROR"] * 2
-
-
-async def test_a_repeated_assignment_is_answered_from_the_stored_result(shop: Shop) -> None:
-    step = Step()
-    await ran(shop, step, wait=1)
-    await sent(shop, work("a"), wait=1)
-    assert [one.status.value for one in shop.acks] == ["accepted", "accepted"]
-    assert shop.results[0] == shop.results[1]
-    assert len(step.began) == 1
 
 
 @pytest.mark.parametrize("moment", [0.001, 1.0])
@@ -260,25 +238,6 @@ async def test_priorities_go_first_and_from_overloaded_on_the_newest(shop: Shop)
     order = [name for name, _ in step.began]
     assert order[:3] == ["first", "urgent", "n8"], "8 of 10 are left behind urgent: the newest"
     assert order[3:] == [f"n{n}" for n in range(8)], "7 of 10: the oldest again"
-
-
-async def test_the_dropped_one_gets_an_ack_a_result_and_an_event(shop: Shop) -> None:
-    step = Step(seconds=5)
-    rules = Rules(size=2, policy=RejectionPolicy.DROP_OLDEST)
-    await shop.worker("w1", step, concurrency=ONE, rules=rules)
-    await shop.send(work("run"))
-    await shop.send(work("old"), work("mid"))
-    await shop.send(work("new"))
-    assert shop.ack("new").message == "Assignment queued (dropped oldest)"
-    dropped = shop.ack("old")
-    assert (dropped.status.value, dropped.reason, dropped.worker_id) == ("rejected", "dropped_oldest", "w1")
-    result = shop.result("old")
-    assert (result.status, result.error_code, result.request_id) == (ResultStatus.ERROR, "SYSTEM_OVERLOAD", "r-old")
-    assert result.overload_status is not None
-    assert isinstance(result.queue_depth, int)
-    assert [event.work_id for event in await shop.events(events.Dropped)] == ["old"]
-    await asyncio.sleep(60)
-    assert sorted(name for name, _ in step.began) == ["mid", "new", "run"]
 
 
 async def test_a_heartbeat_tells_every_class_and_who_it_is(shop: Shop) -> None:
