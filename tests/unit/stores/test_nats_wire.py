@@ -14,17 +14,17 @@ from nats.protocol.command import hpub_cmd, pub_cmd
 from reefknot.stores.jetstream.connection import Connection, NatsOptions, options_from_url
 from reefknot.stores.jetstream.listeners import Announcement, Line, Listeners
 from reefknot.stores.jetstream.wire import Direct, Heard, batch_lines, hear_directly, line_of, read_headers
+from tests.rows import for_each_row
 
 
 def test_a_message_has_the_bytes_that_nats_py_would_send() -> None:
     head = b"NATS/1.0\r\nNats-TTL: 5s\r\n\r\n"
-
     assert line_of("a.b", b"body") == pub_cmd("a.b", "", b"body")
     assert line_of("a.b", b"", reply="inbox.1") == pub_cmd("a.b", "inbox.1", b"")
     assert line_of("a.b", b"body", {"Nats-TTL": "5s"}, "inbox.1") == hpub_cmd("a.b", "inbox.1", head, b"body")
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     ("subject", "reply", "headers"),
     [
         ("a b", "", {}),
@@ -40,25 +40,21 @@ def test_a_text_that_reads_as_a_second_command_is_refused(subject: str, reply: s
 
 
 def test_the_messages_of_a_batch_are_numbered_from_one() -> None:
-    lines = batch_lines([("a", b"x", {"Own": "1"}), ("b", b"", {})], "batch")
-
-    assert lines == (
-        line_of("a", b"x", {"Own": "1", "Nats-Batch-Id": "batch", "Nats-Batch-Sequence": "1"})
-        + line_of("b", b"", {"Nats-Batch-Id": "batch", "Nats-Batch-Sequence": "2"})
-    )
+    numbers = [{"Nats-Batch-Id": "batch", "Nats-Batch-Sequence": number} for number in ("1", "2")]
+    lines = line_of("a", b"x", {"Own": "1", **numbers[0]}) + line_of("b", b"", numbers[1])
+    assert batch_lines([("a", b"x", {"Own": "1"}), ("b", b"", {})], "batch") == lines
     assert batch_lines([], "batch") == b""
 
 
 def test_headers_and_the_servers_status_are_read_from_the_bytes() -> None:
     plain = Heard("a", "", b"", b"NATS/1.0\r\nOne: 1\r\nTwo:  a: b \r\n\r\n")
     idle = Heard("a", "", b"", b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 7\r\n\r\n")
-
     assert (plain.status, plain.headers) == ("", {"One": "1", "Two": "a: b"})
     assert (idle.status, idle.headers) == ("100", {"Nats-Last-Consumer": "7"})
     assert (Heard("a", "", b"", b"").status, read_headers(b"")) == ("", {})
 
 
-def test_what_is_listened_for_is_heard_at_once_and_all_else_goes_nats_pys_way() -> None:
+async def test_what_is_listened_for_is_heard_at_once_and_all_else_goes_nats_pys_way() -> None:
     client: Any = Client()
     heard: list[Heard] = []
     usual: list[int] = []
@@ -66,29 +62,21 @@ def test_what_is_listened_for_is_heard_at_once_and_all_else_goes_nats_pys_way() 
     async def as_usual(sid: int, *_: bytes) -> None:
         usual.append(sid)
 
-    class Subscription:
-        def __init__(self, queue: asyncio.Queue[Any]) -> None:
-            self._pending_queue = queue
-
     client._process_msg = as_usual
     hear_directly(client)
-    client._subs = {1: Subscription(Direct(heard.append)), 2: Subscription(asyncio.Queue())}
-
-    async def receive() -> None:
-        for sid in (1, 2, 3):
-            await client._process_msg(sid, b"subject", b"reply", b"data", None)
-
-    asyncio.run(receive())
-
+    queues = {1: Direct(heard.append), 2: asyncio.Queue[Any]()}
+    client._subs = {sid: SimpleNamespace(_pending_queue=queue) for sid, queue in queues.items()}
+    for sid in (1, 2, 3):
+        await client._process_msg(sid, b"subject", b"reply", b"data", None)
     assert [(one.subject, one.reply, one.data, one.headers) for one in heard] == [("subject", "reply", b"data", {})]
     assert usual == [2, 3]
 
 
-def test_a_hearer_that_fails_does_not_end_the_connection() -> None:
+async def test_a_hearer_that_fails_does_not_end_the_connection() -> None:
     def fails(_: Heard) -> None:
         raise ValueError("not mine")
 
-    asyncio.run(Direct(fails).hear(Heard("a", "", b"", b"")))
+    await Direct(fails).hear(Heard("a", "", b"", b""))
 
 
 class WaitingClient:
@@ -212,17 +200,6 @@ async def test_a_listener_is_forgotten_after_three_silent_seconds_and_not_before
     assert 3.0 <= loop.time() - heard_at <= 4.1
 
 
-async def test_a_listener_that_says_goodbye_is_waited_for_no_longer() -> None:
-    connection, listeners = await opened()
-    loop = asyncio.get_running_loop()
-    await announce(connection, limit=1)
-    _, waiting = await sent_until_it_waits(listeners)
-    said_at = loop.time()
-    await connection.publish(SUBJECT, json.encode(Announcement("other", [])))
-    await waiting
-    assert loop.time() == said_at
-
-
 @pytest.mark.parametrize(("seconds", "is_free"), [(1.5, True), (0.5, False)], ids=["arrived or lost", "on its way"])
 async def test_a_listeners_own_count_is_believed_when_all_has_arrived(seconds: float, is_free: bool) -> None:
     """What was lost on the way is not waited for; what is still on its way is."""
@@ -236,20 +213,20 @@ async def test_a_listeners_own_count_is_believed_when_all_has_arrived(seconds: f
     waiting.cancel()
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b'["other","1.0"]', b"\xff", b'["nobody","9.9",1]'])
-async def test_messages_of_others_on_these_subjects_change_nothing(body: bytes) -> None:
+async def test_messages_of_others_on_these_subjects_change_nothing() -> None:
     connection, listeners = await opened()
     await announce(connection, limit=2)
-    for subject in (SUBJECT, "reefknot.read.me"):
-        await connection.publish(subject, body)
+    for body in (b"", b"{}", b"[1]", b'["other","1.0"]', b"\xff", b'["nobody","9.9",1]'):
+        for subject in (SUBJECT, "reefknot.read.me"):
+            await connection.publish(subject, body)
     marks, waiting = await sent_until_it_waits(listeners)
     assert len(marks) == 2
     waiting.cancel()
 
 
-@pytest.mark.parametrize("mark", ["", "x", "a.b/1", "*/1", "me/x", "me/"])
-async def test_a_mark_that_is_none_of_ours_is_not_answered(mark: str) -> None:
+async def test_a_mark_that_is_none_of_ours_is_not_answered() -> None:
     connection, listeners = await opened()
     connection.sent.clear()
-    await listeners.answer(mark, "1.0")
+    for mark in ("", "x", "a.b/1", "*/1", "me/x", "me/"):
+        await listeners.answer(mark, "1.0")
     assert connection.sent == []

@@ -5,8 +5,8 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -48,8 +48,8 @@ def raising(error: BaseException) -> Any:
     return outcome
 
 
-async def ran(shop: Shop, *outcomes: Any, seconds: float = 50, **options: Any) -> Step:
-    """One assignment named `a`, to its end."""
+async def ran(shop: Shop, *outcomes: Any, seconds: float = 50, **options: Any) -> Any:
+    """One assignment named `a`, to its end, by this step."""
     step = Step(*outcomes)
     await shop.worker("w1", step)
     await sent(shop, work("a", **options), wait=seconds)
@@ -75,8 +75,7 @@ async def test_control_flow_that_a_block_raises_by_itself_fails_its_step_and_is_
 
 async def test_sys_exit_in_a_thread_of_a_block_is_no_end_of_the_worker(shop: Shop) -> None:
     async def in_thread() -> StepResult:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[StepResult] = loop.create_future()
+        future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
         future.set_exception(SystemExit("done here"))
         return await future
 
@@ -102,13 +101,10 @@ def test_ctrl_c_still_ends_everything() -> None:
         signal.raise_signal(signal.SIGINT)
         return OK
 
-    async def story(shop: Shop) -> None:
-        await ran(shop, interrupted)
-
     before = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises(KeyboardInterrupt):
-            with_shop(story)
+            with_shop(lambda shop: ran(shop, interrupted))
     finally:
         signal.signal(signal.SIGINT, before)
     assert sys.exc_info() == (None, None, None)
@@ -117,12 +113,8 @@ def test_ctrl_c_still_ends_everything() -> None:
 def test_the_check_catches_a_worker_that_takes_every_interrupt_for_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: then a step ends everything."""
     monkeypatch.setattr(step_module, "is_ctrl_c", lambda error: True)
-
-    async def story(shop: Shop) -> None:
-        await ran(shop, raising(KeyboardInterrupt()))
-
     with pytest.raises(KeyboardInterrupt):
-        with_shop(story)
+        with_shop(lambda shop: ran(shop, raising(KeyboardInterrupt())))
 
 
 def test_the_handler_of_asyncio_is_told_from_a_step_that_raises_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,11 +133,8 @@ def test_the_handler_of_asyncio_is_told_from_a_step_that_raises_by_itself(monkey
 
     monkeypatch.setattr(signal, "getsignal", lambda _: None)
     assert (is_told(_on_sigint), is_told(own)) == (True, False)
-    in_thread: list[bool] = []
-    thread = Thread(target=lambda: in_thread.append(is_told(_on_sigint)))
-    thread.start()
-    thread.join()
-    assert in_thread == [False], "signals reach the main thread alone"
+    with ThreadPoolExecutor(1) as thread:
+        assert not thread.submit(is_told, _on_sigint).result(), "signals reach the main thread alone"
 
 
 def divides(depth: int) -> int:
@@ -243,8 +232,7 @@ async def test_the_log_has_the_traceback_of_a_bug_and_no_outage(shop: Shop, capl
 async def test_a_group_is_retried_if_all_leaves_are(shop: Shop, group: BaseExceptionGroup[Any], retries: int) -> None:
     await ran(shop, raising(group), OK)
     result = shop.result("a")
-    assert result.retries_used == retries
-    assert (result.status is ResultStatus.SUCCESS) is bool(retries)
+    assert (result.retries_used, result.status is ResultStatus.SUCCESS) == (retries, bool(retries))
 
 
 @pytest.mark.parametrize(
@@ -264,11 +252,10 @@ async def test_who_asks_to_be_tried_again_after_a_while_is(shop: Shop, error: Ex
     assert 2.0 <= second - first < 2.5
 
 
-async def waits_for_a_key(shop: Shop, held_for: float, *, wait: float = 60.0, **options: Any) -> Step:
+async def waits_for_a_key(shop: Shop, held_for: float, *, wait: float = 60.0, **options: Any) -> None:
     """A step whose key another caller holds for so long; its own time is a few seconds."""
-    name = f"held-{id(shop)}"
 
-    @rk.idempotent(key=lambda order, seconds: order, name=name, store=shop.store, wait=wait)
+    @rk.idempotent(key=lambda order, seconds: order, name=f"held-{id(shop)}", store=shop.store, wait=wait)
     async def charge(order: str, seconds: float) -> str:
         await asyncio.sleep(seconds)
         return order
@@ -278,9 +265,8 @@ async def waits_for_a_key(shop: Shop, held_for: float, *, wait: float = 60.0, **
 
     other = asyncio.create_task(charge("order-7", held_for))
     await asyncio.sleep(0.01)
-    step = await ran(shop, outcome, seconds=max(60.0, held_for), **options)
+    await ran(shop, outcome, seconds=max(60.0, held_for), **options)
     other.cancel()
-    return step
 
 
 async def test_waiting_for_a_key_does_not_use_up_the_time_of_the_step_which_says_so(shop: Shop) -> None:
@@ -298,8 +284,7 @@ async def test_waiting_for_a_key_does_not_use_up_the_time_of_the_step_which_says
 async def test_the_wait_for_a_key_has_the_callers_own_bound_and_its_end_names_the_key(shop: Shop) -> None:
     await waits_for_a_key(shop, 300, wait=12.0, timeout_ms=5000)
     result = shop.result("a")
-    assert result.status is not ResultStatus.SUCCESS
-    assert "order-7" in (result.error_message or "")
+    assert (result.status is ResultStatus.SUCCESS, "order-7" in str(result.error_message)) == (False, True)
     assert (await stored(shop, "a")).snoozes == 2
 
 
@@ -442,12 +427,9 @@ def test_the_place_is_in_the_module_of_ones_own_and_not_in_the_library_that_it_c
     assert raised_at(ValueError("never raised")) == ""
 
 
-def test_a_group_tells_of_its_first_exception() -> None:
+def test_a_group_tells_of_its_first_exception_with_no_secret_and_bounded() -> None:
     found = failure_with_place(raised(BaseExceptionGroup("two of them", [raised(KeyError("x")), ValueError("y")])))
     assert found.message.startswith("ExceptionGroup: two of them (2 sub-exceptions): KeyError: 'x' (in ")
-
-
-def test_a_failure_with_its_place_holds_no_secret_and_is_bounded() -> None:
     add_secrets(["hush-hush-4711"])
     try:
         message = failure_with_place(raised(KeyError("hush-hush-4711" + "x" * 10_000))).message
@@ -501,32 +483,27 @@ async def chained(inputs: dict[str, Any], context: rk.BlockContext) -> None:
 async def test_the_traceback_begins_in_the_users_file(shop: Shop, function: Callable[..., Any]) -> None:
     await shop.worker("w1", PythonBlock("test.step", function))
     await shop.send(work("a", retry_count=0))
-    for _ in range(500):
-        if shop.results:
-            break
-        await asyncio.sleep(0.01)
-    item = await stored(shop, "a")
-    lines = json.loads(item.failure or "{}")["traceback"].splitlines()
+    async with asyncio.timeout(60):
+        while not shop.results:  # noqa: ASYNC110 - a result sets no event
+            await asyncio.sleep(0.01)
+    lines = (await kept_failure(shop))["traceback"].splitlines()
     heads = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
     assert heads[0] == 0
     for number in heads:
         assert lines[number + 1].startswith(f'  File "{__file__}", line '), "\n".join(lines)
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ('@rk.block("mistakes.one", atempts=3)', "no such option; did you mean 'attempts'?"),
-        ('@rk.block("Mistakes Two")', "a name in lower case"),
-        ('@rk.block("mistakes.three", timeout="soon")', "timeout='soon'"),
-    ],
-)
-def test_a_wrong_decorator_is_told_with_its_line_when_it_is_loaded(tmp_path: Path, line: str, words: str) -> None:
-    file = tmp_path / f"mistakes_{abs(hash(line))}.py"
-    file.write_text(f"import reefknot as rk\n\n{line}\ndef step(inputs, context): ...\n")
-
-    with pytest.raises(ConfigurationError) as caught:
-        import_user_module(file.stem, path=str(tmp_path))
-
-    assert f"cannot be imported: {file}:3: Parameter" in str(caught.value)
-    assert words in str(caught.value)
+def test_a_wrong_decorator_is_told_with_its_line_when_it_is_loaded(tmp_path: Path) -> None:
+    for number, (line, words) in enumerate(
+        (
+            ('@rk.block("mistakes.one", atempts=3)', "no such option; did you mean 'attempts'?"),
+            ('@rk.block("Mistakes Two")', "a name in lower case"),
+            ('@rk.block("mistakes.three", timeout="soon")', "timeout='soon'"),
+        )
+    ):
+        file = tmp_path / f"mistakes_{number}.py"
+        file.write_text(f"import reefknot as rk\n\n{line}\ndef step(inputs, context): ...\n")
+        with pytest.raises(ConfigurationError) as caught:
+            import_user_module(file.stem, path=str(tmp_path))
+        assert f"cannot be imported: {file}:3: Parameter" in str(caught.value)
+        assert words in str(caught.value)

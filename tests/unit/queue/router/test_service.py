@@ -66,14 +66,6 @@ async def test_refused_work_goes_elsewhere_or_waits(shop: Shop) -> None:
     assert any("refused" in (event.reason or "") for event in await shop.events(Routing))  # type: ignore[union-attr]
 
 
-async def test_a_step_that_one_worker_does_not_know_goes_to_one_that_does(shop: Shop) -> None:
-    router = await served(shop, Step(name="other"))
-    await shop.worker("w2", Step())
-    await asyncio.sleep(1.1)
-    results = await answers(*[await router.submit(work(f"a{n}")) for n in range(10)])
-    assert {one.worker_id for one in results} == {"w2"}
-
-
 async def test_a_class_without_workers_does_not_hold_up_the_others(shop: Shop) -> None:
     router = await served(shop, Step(), concurrency=ONE)
     stuck = structs.replace(work("gpu", deadline_ms=5000, priority="high"), resource_class="gpu")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from reefknot.audit.model.event import Requeued
 from reefknot.errors import StoreUnavailableError
@@ -227,25 +228,22 @@ async def test_work_that_expires_beside_a_draining_worker_is_answered(shop: Shop
     late = await router.submit(work("x", deadline_ms=10_000))
     await asyncio.sleep(1)
     draining = asyncio.create_task(worker.drain(300))
-    await asyncio.sleep(60)
-    assert late.result().status.value == "timeout"
-    assert (await stored(shop, "x")).state is WorkState.FAILED
+    (result,) = await answers(late)
+    assert (result.status, (await stored(shop, "x")).state) == (ResultStatus.TIMEOUT, WorkState.FAILED)
     draining.cancel()
 
 
-async def test_a_worker_whose_heartbeats_were_held_up_takes_its_recalled_work_again(shop: Shop) -> None:
+async def test_a_worker_whose_heartbeats_were_held_up_takes_its_recalled_work_again(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing waits for a worker that believes to have the work while the store has it for the routers."""
-    router, step = await shop.router(), Step(seconds=10)
-    worker = await shop.worker("w1", step, concurrency=ONE)
-    await asyncio.sleep(1.5)
+    step = Step(seconds=10)
+    router = await served(shop, step, wait=1.5, concurrency=ONE)
+    (worker,) = [one for one in shop.members if not isinstance(one, Router)]
     futures = [await router.submit(work(f"x{n}")) for n in range(3)]
-    heartbeat: Any = worker._send_heartbeat
-
-    async def silent() -> None: ...
-
-    worker._send_heartbeat = silent  # type: ignore[method-assign]
-    await asyncio.sleep(7)
-    worker._send_heartbeat = heartbeat  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "_send_heartbeat", lambda: asyncio.sleep(0))
+        await asyncio.sleep(7)
     await asyncio.sleep(30)
     assert all(one.done() for one in futures)
     assert [round(at - step.began[0][1]) for _, at in step.began] == [0, 10, 20]
@@ -295,12 +293,9 @@ async def test_the_queue_of_a_drained_worker_is_done_by_another_although_the_rou
 
 
 async def test_a_pool_may_have_an_at_sign_in_its_name(shop: Shop) -> None:
-    from msgspec import structs
-
     router = await served(shop, Step(seconds=9), wait=1.5, concurrency={"gpu@eu": 1})
-    future = await router.submit(structs.replace(work("x"), resource_class="gpu@eu"))
-    await asyncio.sleep(20)
-    assert future.result().status.value == "success"
+    (result,) = await answers(await router.submit(structs.replace(work("x"), resource_class="gpu@eu")), within=20)
+    assert result.status is ResultStatus.SUCCESS
 
 
 @pytest.mark.real_time

@@ -27,8 +27,8 @@ FAILED = (StepStatus.ERROR, ErrorCode.execution_failed)
 def odd_results() -> dict[str, Any]:
     """What a block may give instead of a result, by a name for the report."""
     odd: dict[str, Any] = {"none": None, "dict": {}, "class": StepResult, "number": 5}
-    for number, value in enumerate((*VALUES, None, 5, "text")):
-        given: Any = value
+    values: tuple[Any, ...] = (*VALUES, None, 5, "text")
+    for number, given in enumerate(values):
         odd[f"status {number}"] = StepResult(given)
         odd[f"code {number}"] = StepResult(StepStatus.ERROR, given)
         odd[f"outputs {number}"] = StepResult(outputs=given)
@@ -111,10 +111,9 @@ async def test_control_flow_is_answered_with_its_cause(shop: Shop, kind: type[Ba
     await shop.worker("w1", PythonBlock("test.step", awaited if is_async else plain))
     await shop.send(work("a"))
     await shop.send(work("b"))
-    for _ in range(500):
-        if len(shop.results) == 2:
-            break
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(WITHIN_S):
+        while len(shop.results) < 2:  # noqa: ASYNC110 - a result sets no event
+            await asyncio.sleep(0.01)
     result = shop.result("a")
     assert (result.status, result.error_code) == (ResultStatus.ERROR, "EXECUTION_FAILED")
     assert kind.__name__ in (result.error_message or "")

@@ -11,8 +11,6 @@ import pytest
 
 from reefknot.errors import KeyQuotaError
 from reefknot.idempotency.model import Busy, Claimed, Done, Hit, KeyState
-from reefknot.queue.model.work import WorkDone, WorkItem
-from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.sqlite import SqliteStore, idempotency, upkeep
 from reefknot.stores.sqlite.audit import _append_batch
@@ -72,21 +70,6 @@ async def test_a_key_that_was_claimed_after_the_look_stays(tmp_path: Path, monke
     assert not await story(careless=True)
 
 
-async def test_only_work_that_ended_long_enough_ago_goes(path: Path) -> None:
-    clock = VirtualClock()
-    async with opened(path, clock) as store:
-        await store.work.enqueue([WorkItem(f"w{number}", "t") for number in range(9)])
-        taken = await store.work.claim(8, WorkClaim(owner="me"))
-        reports = [Settlement(one.id, "me", one.fence, WorkDone("1")) for one in taken]
-        await store.work.settle(reports[:6])
-        clock.advance(100)
-        now = int(clock.wall() * 1000)
-        await store.work.settle(reports[6:7])
-        assert await store.work.purge(now - 50_000) == 6
-        left = sorted(one.id for one in await store.work.find())
-        assert left == sorted(["w8", *(one.id for one in taken[6:])])
-
-
 async def test_a_refused_key_of_a_flood_does_not_walk_the_table(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualClock()
     looked = 0
@@ -133,9 +116,8 @@ async def test_a_key_that_is_claimed_again_in_the_batch_that_makes_room_is_not_l
             await asyncio.sleep(0)
         await first
         assert all(isinstance(answer, Claimed) for answer in await asyncio.gather(*claims))
-        kept = {key: await store.idempotency.get(key) for key in ("newcomer", "a")}
-        assert (kept["a"] is None) is careless
-        assert kept["newcomer"] is not None
+        kept = [await store.idempotency.get(key) is not None for key in ("newcomer", "a")]
+        assert kept == [True, not careless]
 
 
 @pytest.mark.parametrize("has_room", [True, False])
