@@ -60,14 +60,7 @@ def chosen(*workers: WorkerHealth, draw: float = 0.9) -> str | Why:
     return answer.worker_id if isinstance(answer, Chosen) else answer.why
 
 
-@for_each_row(
-    ("expected", "statuses"),
-    [
-        ("a", "hd do oo h d o"),
-        ("b", "dh od oh ch cd co"),
-        (Why.CRITICAL, "c cc"),
-    ],
-)
+@for_each_row(("expected", "statuses"), [("a", "hd do oo h d o"), ("b", "dh od oh ch cd co"), (Why.CRITICAL, "c cc")])
 def test_healthy_before_degraded_before_overloaded_and_never_critical(expected: str, statuses: str) -> None:
     known = {status.value[0]: status for status in OverloadStatus}
     for words in statuses.split():
