@@ -13,7 +13,6 @@ import pytest
 import reefknot as rk
 from reefknot.app.system import running_system
 from reefknot.policy.settings import load_settings
-from reefknot.queue.connect import SyncClient
 from reefknot.queue.model.messages import ResultStatus
 
 CONFIGURATION = """\
@@ -75,17 +74,13 @@ def test_cancelled_work_ends_and_what_has_no_result_is_told(url: str) -> None:
         assert second.result(60).status is ResultStatus.CANCELLED
 
 
-def test_where_an_event_loop_runs_it_refuses_with_a_sentence(url: str) -> None:
-    async def connects() -> None:
-        rk.connect_sync(url)
-
-    async def calls(client: SyncClient) -> None:
-        client.submit("fs.blob_get")
-
+async def test_where_an_event_loop_runs_it_refuses_with_a_sentence(url: str) -> None:
     with pytest.raises(rk.EventLoopRunningError, match=r"use `async with rk\.connect"):
-        asyncio.run(connects())
-    with rk.connect_sync(url) as client, pytest.raises(rk.EventLoopRunningError, match="would block it"):
-        asyncio.run(calls(client))
+        rk.connect_sync(url)
+    client = await asyncio.to_thread(rk.connect_sync, url)
+    with pytest.raises(rk.EventLoopRunningError, match="would block it"):
+        client.submit("fs.blob_get")
+    await asyncio.to_thread(client.close)
 
 
 def test_a_closed_client_says_so_also_to_a_thread_that_waits(url: str) -> None:
