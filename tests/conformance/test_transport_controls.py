@@ -1,14 +1,13 @@
 """Each line of the suites that guards something catches the transport, or the quarantine, that lacks it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from reefknot.audit.port import AuditEntry
 from reefknot.queue.model import work as core
 from reefknot.queue.port.transport import Delivery
 from reefknot.queue.port.work_queue import QuarantineFilter
@@ -40,10 +39,8 @@ class NeverWaits(MemoryTransport):
 
 
 class KnowsNoIds(MemoryTransport):
-    async def publish(
-        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
-    ) -> None:
-        await super().publish(subject, body, headers=headers)
+    async def publish(self, subject: str, body: bytes, **named: Any) -> None:
+        await super().publish(subject, body, headers=named.get("headers"))
 
 
 class RemembersWhatItNeverSent(MemoryTransport):
@@ -133,10 +130,8 @@ class ReadsPayloadsAsText(TableQuarantine):
 class ReplacesInPlace(TableQuarantine):
     """The edited payload is written over the original one."""
 
-    async def replace(
-        self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
-    ) -> str | None:
-        done = await super().replace(work_id, payload, who=who, why=why, events=events)
+    async def replace(self, work_id: str, payload: bytes, **named: Any) -> str | None:
+        done = await super().replace(work_id, payload, **named)
         if done is not None:
             items = self._work.table.items
             items[work_id] = structs.replace(items[work_id], payload=payload)
@@ -146,10 +141,8 @@ class ReplacesInPlace(TableQuarantine):
 class ForgetsWhatItReplaced(TableQuarantine):
     """The original is deleted as soon as its next version runs."""
 
-    async def replace(
-        self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
-    ) -> str | None:
-        done = await super().replace(work_id, payload, who=who, why=why, events=events)
+    async def replace(self, work_id: str, payload: bytes, **named: Any) -> str | None:
+        done = await super().replace(work_id, payload, **named)
         if done is not None:
             self._work.table.remove(work_id)
         return done

@@ -8,7 +8,6 @@ from msgspec import structs
 
 from reefknot.queue.client import Client
 from reefknot.queue.model.messages import RESULT, ExecResult, ResultStatus, encode
-from reefknot.queue.model.work import WorkItem, requeued_at
 from reefknot.queue.port.work_queue import ALL
 from reefknot.queue.router import submissions
 from reefknot.queue.router.service import Router
@@ -98,16 +97,11 @@ async def retried(shop: Shop) -> asyncio.Future[object]:
     return answer
 
 
-async def test_a_late_result_of_an_earlier_generation_answers_nobody(shop: Shop) -> None:
-    assert not (await retried(shop)).done()
-
-
-async def test_without_the_look_at_its_time_it_would(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control."""
-
-    def never(item: WorkItem) -> int:
-        return 0
-
-    assert requeued_at is not never
-    monkeypatch.setattr(submissions, "requeued_at", never)
-    assert (await retried(shop)).done()
+@pytest.mark.parametrize("careless", [False, True], ids=["no one", "control: without the look at its time"])
+async def test_a_late_result_of_an_earlier_generation_answers_no_one(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, careless: bool
+) -> None:
+    if careless:
+        monkeypatch.setattr(submissions, "requeued_at", lambda item: 0)
+    answer = await retried(shop)
+    assert answer.done() is careless

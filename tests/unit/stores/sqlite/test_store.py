@@ -96,16 +96,12 @@ async def log_sizes(path: Path) -> tuple[int, int]:
         return largest, log.stat().st_size
 
 
-async def test_the_log_shrinks_after_a_long_reader_has_ended(path: Path) -> None:
-    largest, left = await log_sizes(path)
-    assert largest > LARGEST_IDLE_LOG * 3 / 2
-    assert left <= LARGEST_IDLE_LOG
-
-
-async def test_a_log_without_a_bound_stays_at_its_largest_size(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control."""
+async def test_the_log_shrinks_after_a_long_reader_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the control: a log without a bound stays at its largest size."""
+    largest, left = await log_sizes(tmp_path / "bounded.db")
+    assert (largest > LARGEST_IDLE_LOG * 3 / 2, left <= LARGEST_IDLE_LOG) == (True, True)
     monkeypatch.setattr(sqlite_files, "LARGEST_IDLE_LOG", -1)
-    largest, left = await log_sizes(path)
+    largest, left = await log_sizes(tmp_path / "control.db")
     assert left >= largest
 
 
@@ -191,14 +187,13 @@ async def zombie_writes(path: Path) -> tuple[bool, bool]:
         return False, not settled
 
 
-async def test_what_a_store_remembers_does_not_hide_what_another_one_wrote(path: Path) -> None:
-    assert await zombie_writes(path) == (True, True)
-
-
-async def test_without_the_version_the_zombie_would_have_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control."""
-    monkeypatch.setattr(RecordCaches, "check", lambda caches, connection: None)
-    assert await zombie_writes(path) == (False, False)
+@pytest.mark.parametrize("careless", [False, True], ids=["refused", "control: without asking for the version"])
+async def test_what_a_store_remembers_does_not_hide_what_another_one_wrote(
+    path: Path, monkeypatch: pytest.MonkeyPatch, careless: bool
+) -> None:
+    if careless:
+        monkeypatch.setattr(RecordCaches, "check", lambda caches, connection: None)
+    assert await zombie_writes(path) == (not careless, not careless)
 
 
 async def test_what_a_failed_transaction_would_have_written_is_not_remembered(path: Path) -> None:

@@ -161,9 +161,10 @@ def few_recent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_recent")
-async def test_recent_keys_stay_few_and_every_key_is_found(tmp_path: Path) -> None:
+async def test_recent_keys_stay_few_and_every_key_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the control: those that never move are all of them."""
     keys = [f"key-{number}" for number in range(200)]
-    async with opened(tmp_path / "state.db", inline=True, synchronous="OFF") as store:
+    async with opened(path, inline=True, synchronous="OFF") as store:
         for key in keys:
             await ended(store, key)
             assert await rows_of(store, "recent_key") <= 48
@@ -172,40 +173,33 @@ async def test_recent_keys_stay_few_and_every_key_is_found(tmp_path: Path) -> No
             assert isinstance(await store.idempotency.claim(key, owner="late"), Hit)
             assert await store.idempotency.get(key) is not None
         assert (await store.check()).ok
+        before = await rows_of(store, "recent_key")
+        monkeypatch.setattr(idempotency, "move_recent", lambda *_: None)
+        await ended(store, *(f"more-{number}" for number in range(100)))
+        assert await rows_of(store, "recent_key") == before + 100
 
 
 @pytest.mark.usefixtures("few_recent")
-async def test_recent_keys_that_never_move_are_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control."""
-    monkeypatch.setattr(idempotency, "move_recent", lambda *_: None)
-    async with opened(tmp_path / "state.db", inline=True, synchronous="OFF") as store:
-        await ended(store, *(f"key-{number}" for number in range(100)))
-        assert await rows_of(store, "recent_key") == 100
-
-
-@pytest.mark.usefixtures("few_recent")
-async def test_a_key_that_has_moved_is_finished_forgotten_and_purged_like_a_recent_one(tmp_path: Path) -> None:
-    async with opened(tmp_path / "state.db", inline=True, synchronous="OFF", retention=0) as store:
+async def test_a_key_that_has_moved_is_finished_forgotten_and_purged_like_a_recent_one(path: Path) -> None:
+    async with opened(path, inline=True, synchronous="OFF", retention=0) as store:
         held = await store.idempotency.claim("held", owner="me")
         assert isinstance(held, Claimed)
         await ended(store, *(f"key-{number}" for number in range(100)))
         assert isinstance(await store.idempotency.claim("held", owner="you"), Busy)
         await store.idempotency.finish(held.claim, Done("2"))
-        assert await store.idempotency.forget("key-0") is True
-        assert await store.idempotency.forget("key-99") is True
+        assert [await store.idempotency.forget(key) for key in ("key-0", "key-99")] == [True, True]
         assert await store.idempotency.purge() == 99
         assert [await rows_of(store, table) for table in ("idempotency", "recent_key", "older_key")] == [0, 0, 0]
         await ended(store, "key-0")
 
 
-async def test_keys_of_one_hash_are_different_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_of_one_hash_are_different_keys(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency, "key_hash", lambda _: 7)
-    async with opened(tmp_path / "state.db") as store:
+    async with opened(path) as store:
         await ended(store, "a", "b", "c")
         assert await store.idempotency.forget("b") is True
-        assert isinstance(await store.idempotency.claim("a", owner="late"), Hit)
-        assert isinstance(await store.idempotency.claim("b", owner="late"), Claimed)
-        assert isinstance(await store.idempotency.claim("c", owner="late"), Hit)
+        answers = [type(await store.idempotency.claim(key, owner="late")) for key in "abc"]
+        assert answers == [Hit, Claimed, Hit]
 
 
 _SECOND_ROW = (
