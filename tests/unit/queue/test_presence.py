@@ -15,7 +15,7 @@ from reefknot.errors import NameTakenError
 from reefknot.queue import presence
 from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
-from reefknot.queue.presence import forget_replaced, gone_parts, living_systems, record_gone, refuse_taken_names
+from reefknot.queue.presence import forget_replaced, gone_parts, living_systems, record_gone
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.processes import process_mark
@@ -35,31 +35,27 @@ async def reported(store: Store, *, keep: float = 300, worker: str = "worker-1",
 
 
 @pytest.mark.real_time
-async def test_a_system_lives_until_it_withdraws_or_is_silent_or_its_process_is_gone() -> None:
-    async with open_store("memory:") as store:
-        here = await reported(store)
-        ended = await reported(store)
-        elsewhere = await reported(store, process=ELSEWHERE)
-        await reported(store, process=gone_process())
-        await reported(store, keep=0)
-        assert {one["system_id"] for one in await living_systems(store)} == {here, ended, elsewhere}
-        await store.control.withdraw(ended)
-        assert {one["system_id"] for one in await living_systems(store)} == {here, elsewhere}
+async def test_a_system_lives_until_it_withdraws_or_is_silent_or_its_process_is_gone(store: Store) -> None:
+    here, ended = await reported(store), await reported(store)
+    elsewhere = await reported(store, process=ELSEWHERE)
+    await reported(store, process=gone_process())
+    await reported(store, keep=0)
+    assert {one["system_id"] for one in await living_systems(store)} == {here, ended, elsewhere}
+    await store.control.withdraw(ended)
+    assert {one["system_id"] for one in await living_systems(store)} == {here, elsewhere}
 
 
 @pytest.mark.real_time
-async def test_of_two_systems_with_one_name_the_one_that_reported_later_gives_way() -> None:
-    async with open_store("memory:") as store:
-        await reported(store, process=gone_process())
-        first = await reported(store, started_at=2)
-        later = await reported(store, started_at=1)
-        other = await reported(store, worker="worker-2")
-        for fine in (first, other, "none that reported"):
-            await refuse_taken_names(store, fine)
-        with pytest.raises(NameTakenError, match="worker worker-1 is running already"):
-            await refuse_taken_names(store, later)
-        await store.control.withdraw(first)
-        await refuse_taken_names(store, later)
+async def test_of_two_systems_with_one_name_the_one_that_reported_later_gives_way(store: Store) -> None:
+    await reported(store, process=gone_process())
+    first, later = await reported(store, started_at=2), await reported(store, started_at=1)
+    other = await reported(store, worker="worker-2")
+    for fine in (first, other, "none that reported"):
+        await presence.refuse_taken_names(store, fine)
+    with pytest.raises(NameTakenError, match="worker worker-1 is running already"):
+        await presence.refuse_taken_names(store, later)
+    await store.control.withdraw(first)
+    await presence.refuse_taken_names(store, later)
 
 
 @pytest.fixture(params=["memory:", "sqlite:"])
@@ -151,14 +147,13 @@ async def test_a_system_elsewhere_is_gone_once_it_is_silent_and_not_when_it_come
 
 
 @pytest.mark.real_time
-async def test_the_last_words_go_once_every_part_runs_again_and_not_before() -> None:
-    async with open_store("memory:") as store:
-        await reported(store, process=gone_process())
-        await reported(store, router=None)
-        await record_gone(store, Journal(store.audit))
-        await forget_replaced(store)
-        assert [one.name for one in await gone_parts(store, await living_systems(store))] == ["router"]
-        again = await reported(store, worker="worker-2")
-        await forget_replaced(store)
-        await store.control.withdraw(again)
-        assert await gone_parts(store, await living_systems(store)) == []
+async def test_the_last_words_go_once_every_part_runs_again_and_not_before(store: Store) -> None:
+    await reported(store, process=gone_process())
+    await reported(store, router=None)
+    await record_gone(store, Journal(store.audit))
+    await forget_replaced(store)
+    assert [one.name for one in await gone_parts(store, await living_systems(store))] == ["router"]
+    again = await reported(store, worker="worker-2")
+    await forget_replaced(store)
+    await store.control.withdraw(again)
+    assert await gone_parts(store, await living_systems(store)) == []

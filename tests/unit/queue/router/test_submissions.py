@@ -251,8 +251,7 @@ async def test_a_worker_whose_heartbeats_were_held_up_takes_its_recalled_work_ag
 
 
 async def test_a_slot_whose_task_is_cancelled_before_it_began_is_free_again(shop: Shop) -> None:
-    worker = await shop.worker("w1", Step(seconds=1), concurrency=ONE)
-    pool = worker.pools["cpu"]
+    pool = (await shop.worker("w1", Step(seconds=1), concurrency=ONE)).pools["cpu"]
     await shop.send(work("x"))
     while not pool.running:  # noqa: ASYNC110 - in the very turn in which it is there
         await asyncio.sleep(0)
@@ -268,19 +267,18 @@ async def test_two_callers_of_one_id_at_a_full_router_hear_the_same(shop: Shop) 
     await router.submit(work("x"))
     router._callers._callers.clear()
     await shop.store.control.report("full", "{}", keep=60, capacity=Capacity({}, SubmissionRules(size=1)))
-    first, second = await asyncio.gather(router.submit(work("x")), router.submit(work("x")))
-    await asyncio.sleep(60)
-    assert first.result() == second.result()
+    first, second = await answers(*await asyncio.gather(router.submit(work("x")), router.submit(work("x"))))
+    assert first == second
 
 
 async def test_the_queue_of_a_drained_worker_is_done_by_another_although_the_router_restarted(shop: Shop) -> None:
-    first = await shop.router()
-    worker = await shop.worker("w1", Step(seconds=50), concurrency=ONE)
+    first = await served(shop, Step(seconds=50), concurrency=ONE)
+    worker: Any = shop.members[-1]
     other = await shop.worker("w2", Step(seconds=1))
     other.pause()
     await asyncio.sleep(1.5)
-    await first.submit(work("busy"))
-    await first.submit(work("x"))
+    for name in ("busy", "x"):
+        await first.submit(work(name))
     await asyncio.sleep(1)
     shop.members.remove(first)
     await first.stop()

@@ -47,14 +47,8 @@ async def test_what_a_drained_worker_has_queued_is_done_by_the_others(shop: Shop
 
 async def test_a_worker_that_keeps_its_queue_would_be_caught(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without offer and recall the same work never ends, while the other worker has nothing to do."""
-
-    async def keeps_everything(self: Drain) -> int:
-        return 0
-
-    async def recalls_nothing(self: Router) -> None: ...
-
-    monkeypatch.setattr(Drain, "offer", keeps_everything)
-    monkeypatch.setattr(Router, "_recall_once", recalls_nothing)
+    monkeypatch.setattr(Drain, "offer", lambda self: asyncio.sleep(0, 0))
+    monkeypatch.setattr(Router, "_recall_once", lambda self: asyncio.sleep(0))
     first, futures = await two_workers_and_ten_jobs(shop)
     await first.drain(30)
     await asyncio.sleep(60)
