@@ -45,7 +45,7 @@ class Machine(RuleBasedStateMachine):
         return MemoryStore(self.clock, retention=RETENTION)
 
     def run(self, call: Any) -> Any:
-        return self.runner.run(_bounded(call))
+        return self.runner.run(asyncio.wait_for(call, 20))
 
     def teardown(self) -> None:
         self.run(self.store.close())
@@ -61,11 +61,6 @@ class Machine(RuleBasedStateMachine):
         head = self.run(self.store.audit.head())
         assert head.sequence == self.events
         assert self.run(self.store.audit.verify()) == []
-
-
-async def _bounded(call: Any) -> Any:
-    async with asyncio.timeout(20):
-        return await call
 
 
 class OnSqlite(Machine):

@@ -12,7 +12,7 @@ from reefknot.audit.model.replay import replay
 from reefknot.core.failure import ErrorCode
 from reefknot.policy.book import PolicyBook
 from reefknot.queue.model.admission import RejectionPolicy, Rules
-from reefknot.queue.model.messages import ExecAssignment, ExecResult, ResultStatus, StepResult, StepStatus
+from reefknot.queue.model.messages import ExecAssignment, ResultStatus, StepResult, StepStatus
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker.settings import ThrottleSettings
 from tests.unit.queue.shops import ran, sent, stored, told
@@ -227,18 +227,17 @@ async def test_a_destination_that_answers_unkindly_is_not_left_alone(shop: Shop)
 
 async def test_a_steps_result_knows_the_queue_that_its_assignment_met(shop: Shop) -> None:
     worker = await shop.worker("w1", Step(seconds=1), concurrency={"cpu": 1}, rules=Rules(size=2))
-    seen: dict[str, StepResult] = {}
-    real = worker.steps.result
+    met: dict[str, tuple[int, str]] = {}
+    real: Any = worker.steps.result
 
-    def result(assignment: ExecAssignment, step: StepResult, *, retries_used: int) -> ExecResult:
-        seen[assignment.assignment_id] = step
-        return real(assignment, step, retries_used=retries_used)
+    def result(assignment: ExecAssignment, step: StepResult, **more: Any) -> Any:
+        met[assignment.assignment_id] = step.queue_depth_at_queue, step.overload_status_at_queue.value
+        return real(assignment, step, **more)
 
     worker.steps.result = result  # type: ignore[method-assign]
-    await shop.send(work("a"))
-    await shop.send(work("b"))
-    await sent(shop, work("c"), wait=10)
-    met = {name: (one.queue_depth_at_queue, one.overload_status_at_queue.value) for name, one in seen.items()}
+    for name in "abc":
+        await shop.send(work(name))
+    await asyncio.sleep(10)
     assert met == {"a": (0, "healthy"), "b": (1, "degraded"), "c": (2, "critical")}
     assert {name: shop.result(name).queue_depth for name in "abc"} == {"a": 0, "b": 1, "c": 2}
 

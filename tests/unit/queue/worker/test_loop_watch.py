@@ -46,8 +46,7 @@ class Extended:
 def watching(worker: Worker, leases: Extended) -> Iterator[LoopWatch]:
     """A watch whose thread is left out: the test looks itself, at times of its own."""
     watch = LoopWatch([worker], leases)
-    watch._loop = asyncio.get_running_loop()
-    watch._watched = 0
+    watch._loop, watch._watched = asyncio.get_running_loop(), 0
     yield watch
 
 
@@ -117,16 +116,13 @@ async def test_the_keys_that_steps_of_this_loop_hold_are_held_too(shop: Shop, ca
     assert "key order-7 is held by a blocked event loop, and its lease could not be renewed" in caplog.text
 
 
-def test_keys_of_other_loops_are_their_own_business() -> None:
-    async def held_here(keys: ExtendedKeys, other: asyncio.AbstractEventLoop) -> None:
-        with Renewal(cast(Any, keys), Claim("order-7", "me", 1), 30):
-            extend_keys(other, 20.0)
-            assert keys.calls == []
-            extend_keys(asyncio.get_running_loop(), 20.0)
-            assert len(keys.calls) == 1
-
-    other = asyncio.new_event_loop()
-    asyncio.run(held_here(ExtendedKeys(), other))
+async def test_keys_of_other_loops_are_their_own_business() -> None:
+    keys, other = ExtendedKeys(), asyncio.new_event_loop()
+    with Renewal(cast(Any, keys), Claim("order-7", "me", 1), 30):
+        extend_keys(other, 20.0)
+        assert keys.calls == []
+        extend_keys(asyncio.get_running_loop(), 20.0)
+        assert len(keys.calls) == 1
     other.close()
 
 
