@@ -37,7 +37,6 @@ def test_pools_and_their_sizes_come_from_the_configuration(tmp_path: Path) -> No
 
 def test_the_default_settings_have_both_gates_open() -> None:
     settings = default_settings()
-
     assert (settings.retries_v2, settings.queue_v2, settings.rules) == (True, True, Rules())
     assert settings.slots_for("cpu") == 4
     assert settings.slots_for("unheard-of") == 4

@@ -208,7 +208,6 @@ def test_an_item_that_is_removed_is_neither_counted_nor_claimed() -> None:
     assert not table._open
     later = Moment(NOW.steady + 100_000, NOW.wall + 100_000)
     assert table.claim(9, WorkClaim(owner="me"), now=later) == []
-
     table.put(structs.replace(WorkItem("b", "t"), priority=5), NOW)
     assert [item.id for item in table.claim(9, WorkClaim(owner="me"), now=later)] == ["b"], (
         "once, though it had a place before"

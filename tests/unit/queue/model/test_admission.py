@@ -298,9 +298,7 @@ def test_people_are_told_of_a_higher_level_at_once_and_of_a_lower_one_when_it_ha
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from(list(OverloadStatus))), min_size=1, max_size=40))
-def test_a_level_that_people_are_told_lasts_unless_a_higher_one_follows(
-    steps: list[tuple[float, OverloadStatus]],
-) -> None:
+def test_a_level_that_people_are_told_lasts_unless_a_higher_follows(steps: list[tuple[float, OverloadStatus]]) -> None:
     """However a queue flutters, no lower level follows within the hold, and nothing measured is above what is told."""
     now, status, since = 0.0, HeldStatus(), 0.0
     for pause, measured in steps:

@@ -218,7 +218,6 @@ def test_without_a_message_the_reason_is_the_message() -> None:
 def test_an_owner_that_vanished_hides_the_failure_of_an_attempt_before_it() -> None:
     lost = WorkItem("a", "t", crashes=3, reason=vanished_reason(3), failure='{"message": "an old failure"}')
     failed_later = WorkItem("a", "t", crashes=1, reason="attempts_spent", failure='{"message": "its own failure"}')
-
     assert failure_summary(lost).message == "its owner vanished 3 times"
     assert failure_summary(failed_later).message == "its own failure"
 
@@ -242,7 +241,6 @@ def test_what_is_kept_of_many_groups_and_sources_is_bounded(monkeypatch: pytest.
     monkeypatch.setattr(failure_groups, "MOST_SOURCES", 1)
     words = ["one", "two", "three", "one", "four"]
     found = FailureGroups(item(word * 400, source=word + str(at), at=at) for at, word in enumerate(words))
-
     assert [(one.count, one.sources) for one in found.groups()] == [(2, ("one0",)), (1, ("two1",))]
     assert (found.ungrouped, len(found.groups()[0].message)) == (2, failure_groups.LONGEST_EXAMPLE)
 
@@ -251,7 +249,6 @@ def test_what_is_kept_of_many_groups_and_sources_is_bounded(monkeypatch: pytest.
 def test_no_message_takes_long(piece: str) -> None:
     began = time.process_time()
     normalised(piece * 100_000)
-
     assert time.process_time() - began < 1.0
 
 

@@ -135,7 +135,6 @@ def test_a_choice_of_many_is_the_choice_of_one_after_the_other() -> None:
         known = [
             structs.replace(one, unacked=one.unacked + 1) if one.worker_id == answer.worker_id else one for one in known
         ]
-
     assert names(lineup, 40) == one_by_one
 
 
@@ -208,5 +207,4 @@ def test_inputs_of_another_choice_give_another_answer() -> None:
     """The control."""
     inputs = WorkerRanking([worker("a"), worker("b", queue_depth=1)], NOW).inputs()
     forged = structs.replace(inputs, best=(Candidate("a", taken=5), Candidate("b", taken=1)))
-
     assert (inputs.choose(), forged.choose()) == (Chosen("a"), Chosen("b"))

@@ -208,9 +208,7 @@ CHANGES = ("2026-03-29T01:00", "2026-10-25T01:00", "2026-03-08T07:00", "2026-11-
     st.randoms(use_true_random=False),
     st.booleans(),
 )
-def test_around_clock_changes_both_ways_to_count_agree(
-    zone: str, cron: str, change: str, dice: Random, far: bool
-) -> None:
+def test_at_clock_changes_both_ways_to_count_agree(zone: str, cron: str, change: str, dice: Random, far: bool) -> None:
     """The due times one by one, and the decision about many of them, whether few or too many to count."""
     timetable = parse(cron=cron, time_zone=zone)
     last, now = (utc(change) + timedelta(minutes=dice.uniform(*span)) for span in ((-2000, -200), (-180, 180)))

@@ -133,9 +133,7 @@ CASES: list[tuple[WaitCode, JobFacts, FleetFacts, str, str]] = [
 
 
 @for_each_row(("code", "facts", "system", "text", "remedy"), CASES)
-def test_the_cause_has_its_sentence_and_its_remedy(
-    code: WaitCode, facts: JobFacts, system: FleetFacts, text: str, remedy: str
-) -> None:
+def test_a_cause_has_its_remedy(code: WaitCode, facts: JobFacts, system: FleetFacts, text: str, remedy: str) -> None:
     found = why_waits(facts, system)
     assert found.code is code
     assert text in found.text

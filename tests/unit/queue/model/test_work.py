@@ -290,7 +290,6 @@ def test_the_budget_counts_from_the_first_start_even_if_that_was_never_reported(
     second = settle(structs.replace(first, state=S.RUNNING), TryAgain(9_000, began_at=6_000), Moment(0, 7_000))
     assert (first.budget.first_attempt_at, first.budget.last_attempt_at) == (1_234, 5_000)
     assert (second.budget.first_attempt_at, second.budget.last_attempt_at) == (1_234, 7_000)
-
     crashed = lease_ran_out(running(updated_at=1_500), LATER)
     again = lease_ran_out(running(updated_at=9_999, budget=crashed.budget), LATER)
     assert (crashed.budget, again.budget) == (Budget(first_attempt_at=1_500), Budget(first_attempt_at=1_500))
@@ -416,9 +415,7 @@ _tenants = st.none() | _texts
 
 
 @given(name=_texts, tenant=_tenants, other_name=_texts, other_tenant=_tenants)
-def test_each_assignment_has_its_record(
-    name: str, tenant: str | None, other_name: str, other_tenant: str | None
-) -> None:
+def test_assignments_share_no_record(name: str, tenant: str | None, other_name: str, other_tenant: str | None) -> None:
     same = (name, tenant) == (other_name, other_tenant)
     assert (record_id(name, tenant) == record_id(other_name, other_tenant)) is same
 
@@ -487,7 +484,6 @@ def test_the_next_version_is_the_same_work_with_a_fresh_budget(resource_class: s
     item = quarantined(resource_class)
     old, new = replaced(item, b"new", NOW, who="ann", why="a typo")
     assert [is_replaced(one) for one in (item, old, new)] == [False, True, False]
-
     assert (old.state, old.payload, old.reason) == (WorkState.DISCARDED, b"\xff", "bad")
     assert [(one.what, one.why, one.who) for one in old.history] == [("discarded", "replaced by order~2", "ann")]
     assert (new.id, new.state, new.resource_class, new.payload) == ("acme|order~2", WorkState.PENDING, expected, b"new")

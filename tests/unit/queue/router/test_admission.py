@@ -181,9 +181,7 @@ async def displaced(shop: Shop) -> tuple[Router, ExecResult, float]:
     return router, result, shop.clock.now() - began
 
 
-async def test_a_displaced_submission_ends_as_dropped_on_record_and_its_router_hears_by_the_next_renewal(
-    shop: Shop,
-) -> None:
+async def test_a_displaced_submission_ends_as_dropped_and_its_router_hears_by_its_renewal(shop: Shop) -> None:
     """Its caller within two seconds."""
     router, result, took = await displaced(shop)
     assert took <= 2.1

@@ -109,9 +109,9 @@ def delay_assignments(shop: Shop, seconds: float) -> None:
     transport: Any = shop.transport
     publish = transport.publish
 
-    async def late(subject: str, body: bytes, **more: Any) -> None:
+    async def late(*given: Any, **more: Any) -> None:
         await asyncio.sleep(seconds)
-        await publish(subject, body, **more)
+        await publish(*given, **more)
 
     async def delayed(subject: str, body: bytes, **more: Any) -> None:
         if subject.startswith(ASSIGN) and subject != ACK:

@@ -11,7 +11,7 @@ from reefknot.queue.client import Client
 from reefknot.queue.model.messages import ExecResult, ResultStatus
 from reefknot.queue.model.results import EXPIRED_MESSAGE, OVERDUE_MESSAGE, answer_of
 from reefknot.queue.router.service import Router
-from tests.unit.queue.shops import stored, told
+from tests.unit.queue.shops import served, stored, told
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -98,13 +98,11 @@ async def test_those_who_only_wait_would_be_caught(shop: Shop, who: str, monkeyp
 
 
 async def test_the_router_ends_what_a_worker_that_is_gone_had_and_no_client_asks_for(shop: Shop) -> None:
-    router = await shop.router()
-    worker = await shop.worker("w1", Step(seconds=600), concurrency=ONE)
-    await asyncio.sleep(1.1)
+    router = await served(shop, Step(seconds=600), wait=1.1)
     began = shop.clock.now()
     future = await router.submit(work("a", deadline_ms=4000))
     await asyncio.sleep(1)
-    shop.vanish(worker)
+    shop.vanish(shop.members[-1])
     found = await future
     assert (found.status, found.error_message) == (ResultStatus.TIMEOUT, OVERDUE_MESSAGE)
     assert BY - 0.01 <= shop.clock.now() - began <= BY + SECOND

@@ -234,9 +234,7 @@ async def test_work_that_expires_beside_a_draining_worker_is_answered(shop: Shop
     draining.cancel()
 
 
-async def test_a_worker_whose_heartbeats_were_held_up_takes_its_recalled_work_again(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_with_late_heartbeats_takes_recalled_work(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for a worker that believes to have the work while the store has it for the routers."""
     step = Step(seconds=10)
     router = await served(shop, step, wait=1.5, concurrency=ONE)

@@ -129,7 +129,6 @@ async def test_a_paused_worker_begins_nothing_and_keeps_what_it_has_queued(shop:
     await sent(shop, work("late"), wait=30)
     assert [name for name, _ in step.began] == ["runs"]
     assert shop.ack("late").reason == "draining"
-
     worker.resume()
     await asyncio.sleep(5)
     assert [name for name, _ in step.began] == ["runs", "waits"]

@@ -158,11 +158,10 @@ def test_a_tenant_that_has_not_called_for_a_while_does_not_count_as_another_one(
     assert report(quiet, "a", TENANT_SEEN_S + 0.1) is BreakerState.OPEN
 
 
-def test_a_success_of_anybody_starts_the_count_and_the_list_of_failing_tenants_anew() -> None:
+def test_a_success_of_any_tenant_starts_the_count_and_the_list_of_failing_tenants_again() -> None:
     shared = place()
-    report(shared, "a", 0.0, times=OPENS_AFTER - 2)
-    report(shared, "b", 0.0)
-    report(shared, "c", 0.0, ok=True)
+    for tenant, ok, times in (("a", False, OPENS_AFTER - 2), ("b", False, 1), ("c", True, 1)):
+        report(shared, tenant, 0.0, ok=ok, times=times)
     assert report(shared, "a", 1.0, times=2 * OPENS_AFTER) is BreakerState.CLOSED, "again only one of them fails"
 
 
@@ -185,7 +184,6 @@ def test_destinations_in_trouble_are_those_whose_breaker_is_open_or_whose_tokens
     assert busy.throttle is not None
     for _ in range(2):
         busy.throttle.spend()
-
     assert places.troubled(1.0) == [
         {"name": "busy", "breaker": "closed", "throttled": True, "tokens": 0.0},
         {"name": "broken", "breaker": "open", "throttled": False, "tokens": 2.0, "probe_in_s": 1.0},

@@ -83,7 +83,6 @@ def test_entries_of_places_that_are_gone_do_not_pile_up_however_often_work_comes
     for number in range(10_000):  # given up before it was due
         queue.put(Queued("retry", due=1e6 + number), 1.0)
         queue.remove("retry")
-
     assert sum(len(ages._early) + len(ages.places) for ages in queue._ages.values()) < 200
     assert (len(queue._expiring) < 200, len(queue._due) < 200) == (True, True)
     assert (queue.depth, queue.oldest(1e6)) == (1, Oldest("new", 0, 0))
@@ -94,7 +93,6 @@ def test_priorities_that_nobody_has_any_more_are_not_kept() -> None:
     for priority in range(5_000):
         queue.put(Queued(str(priority), priority, since=1.0, due=99.0), 1.0)
         queue.remove(str(priority))
-
     assert (queue.oldest(2.0), queue.oldest_age(2.0)) == (None, 0.0)
     assert len(queue._ages) <= 20
 
@@ -155,7 +153,6 @@ def test_it_agrees_with_a_plain_list_whatever_is_done_to_it(seed: int) -> None:
 def test_an_arrival_overtakes_lower_priorities_and_the_later_turns_of_other_tenants() -> None:
     flood = [Queued(f"a{number}", tenant="a") for number in range(20)]
     queue = filled(*flood, Queued("b0", tenant="b"), Queued("low", -1), Queued("high", 5), size=None)
-
     assert queue.behind(0, "a") == 1, "the low one"
     assert queue.behind(0, "b") == 1 + 18, "and all but two turns of a"
     assert queue.behind(0, "c") == 1 + 19, "of b nothing: it has one turn before c"

@@ -146,9 +146,7 @@ async def test_a_busy_loop_nudges_in_a_write(store: SqliteStore, path: Path, mon
         assert len(taken) <= seen + 1, "nothing is written any more"
 
 
-async def test_a_loop_without_work_never_sleeps(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_idle_loop_never_sleeps(store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with nudges(store, monkeypatch) as taken:
         async with waits_for_the_lock(store, path) as waiting:
             await asyncio.wait({waiting}, timeout=0.05)
@@ -251,7 +249,6 @@ def rows(number: int, value: int) -> list[tuple[str, int]]:
 def test_every_row_is_written_once_whatever_their_number(connection: apsw.Connection, number: int) -> None:
     INSERT.run(connection, rows(number, 0))
     UPDATE.run(connection, rows(number, 1000))
-
     assert connection.execute("SELECT * FROM t ORDER BY name").fetchall() == rows(number, 1000)
 
 
