@@ -1,70 +1,46 @@
 """The memory engine keeps every contract."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.testing.conformance import (
-    AuditLogContract,
-    ControlContract,
-    Harness,
-    IdempotencyContract,
-    QuarantineContract,
-    TransportContract,
-    TransportHarness,
-    ValueContract,
-    WorkQueueContract,
-)
-from reefknot.testing.conformance.transport import Ends
+from reefknot.testing import conformance
+from tests.conformance.ends import harness_of, two_ends
 
 
-@asynccontextmanager
-async def opened(clock: VirtualClock, **options: Any) -> AsyncIterator[MemoryStore]:
-    store = MemoryStore(clock, **options)
-    yield store
-    await store.close()
+async def opened(clock: VirtualClock, **options: Any) -> MemoryStore:
+    return MemoryStore(clock, **options)
 
 
 @pytest.fixture
-def harness() -> Harness:
-    return Harness(opened)
+def harness() -> conformance.Harness:
+    return harness_of(opened)
 
 
-class TestMemoryIdempotency(IdempotencyContract): ...
+class TestMemoryIdempotency(conformance.IdempotencyContract): ...
 
 
-class TestMemoryAuditLog(AuditLogContract): ...
+class TestMemoryAuditLog(conformance.AuditLogContract): ...
 
 
-class TestMemoryWorkQueue(WorkQueueContract): ...
+class TestMemoryWorkQueue(conformance.WorkQueueContract): ...
 
 
-class TestMemoryQuarantine(QuarantineContract): ...
+class TestMemoryQuarantine(conformance.QuarantineContract): ...
 
 
-class TestMemoryControl(ControlContract): ...
+class TestMemoryControl(conformance.ControlContract): ...
 
 
-class TestMemoryValues(ValueContract): ...
+class TestMemoryValues(conformance.ValueContract): ...
 
 
-@asynccontextmanager
-async def two_ends(clock: VirtualClock) -> AsyncIterator[Ends]:
-    store = MemoryStore(clock)
-    near, far = store.transport(), store.transport()
-    yield near, far
-    await near.close()
-    await far.close()
-
-
-class TestMemoryTransport(TransportContract):
+class TestMemoryTransport(conformance.TransportContract):
     @pytest.fixture
-    def transports(self) -> TransportHarness:
-        return TransportHarness(two_ends)
+    def transports(self) -> conformance.TransportHarness:
+        return two_ends(opened)
 
 
 def test_it_says_that_it_is_not_durable() -> None:

@@ -45,7 +45,7 @@ class Machine(RuleBasedStateMachine):
         return MemoryStore(self.clock, retention=RETENTION)
 
     def run(self, call: Any) -> Any:
-        return self.runner.run(_bounded(call))
+        return self.runner.run(asyncio.wait_for(call, 20))
 
     def teardown(self) -> None:
         self.run(self.store.close())
@@ -61,11 +61,6 @@ class Machine(RuleBasedStateMachine):
         head = self.run(self.store.audit.head())
         assert head.sequence == self.events
         assert self.run(self.store.audit.verify()) == []
-
-
-async def _bounded(call: Any) -> Any:
-    async with asyncio.timeout(20):
-        return await call
 
 
 class OnSqlite(Machine):
@@ -295,14 +290,9 @@ class Work(Machine):
 class SqliteWork(OnSqlite, Work): ...
 
 
-TestMemoryIdempotencyModel = Idempotency.TestCase
-TestMemoryWorkModel = Work.TestCase
-TestSqliteIdempotencyModel = SqliteIdempotency.TestCase
-TestSqliteWorkModel = SqliteWork.TestCase
-TestMemoryIdempotencyModel.settings = STEPS
-TestMemoryWorkModel.settings = STEPS
-TestSqliteIdempotencyModel.settings = STEPS
-TestSqliteWorkModel.settings = STEPS
+@pytest.mark.parametrize("machine", [Idempotency, Work, SqliteIdempotency, SqliteWork])
+def test_a_store_does_what_its_model_does(machine: type[Machine]) -> None:
+    run_state_machine_as_test(machine, settings=STEPS)
 
 
 class ForgetsFences(MemoryIdempotencyStore):

@@ -1,7 +1,5 @@
 """The SQLite engine keeps every contract, with its threads and without."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,72 +7,40 @@ import pytest
 
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.sqlite import SqliteStore
-from reefknot.testing.conformance import (
-    AuditLogContract,
-    ControlContract,
-    Harness,
-    IdempotencyContract,
-    QuarantineContract,
-    SharedValueContract,
-    TransportContract,
-    TransportHarness,
-    WorkQueueContract,
-)
-from reefknot.testing.conformance.transport import Ends
+from reefknot.testing import conformance
+from tests.conformance.ends import harness_of, two_ends
 
 
 @pytest.fixture(params=[False, True], ids=["threads", "inline"])
-def harness(tmp_path: Path, request: pytest.FixtureRequest) -> Harness:
-    @asynccontextmanager
-    async def opened(clock: VirtualClock, **options: Any) -> AsyncIterator[SqliteStore]:
-        store = SqliteStore(tmp_path / "state.db", clock, inline=request.param, **options)
-        await store.start()
-        try:
-            yield store
-        finally:
-            await store.close()
+def harness(tmp_path: Path, request: pytest.FixtureRequest) -> conformance.Harness:
+    async def opened(clock: VirtualClock, **options: Any) -> SqliteStore:
+        return await SqliteStore(tmp_path / "state.db", clock, inline=request.param, **options).start()
 
-    return Harness(opened)
+    return harness_of(opened)
 
 
-class TestSqliteIdempotency(IdempotencyContract): ...
+class TestSqliteIdempotency(conformance.IdempotencyContract): ...
 
 
-class TestSqliteAuditLog(AuditLogContract): ...
+class TestSqliteAuditLog(conformance.AuditLogContract): ...
 
 
-class TestSqliteWorkQueue(WorkQueueContract): ...
+class TestSqliteWorkQueue(conformance.WorkQueueContract): ...
 
 
-class TestSqliteQuarantine(QuarantineContract): ...
+class TestSqliteQuarantine(conformance.QuarantineContract): ...
 
 
-class TestSqliteControl(ControlContract): ...
+class TestSqliteControl(conformance.ControlContract): ...
 
 
-class TestSqliteValues(SharedValueContract): ...
+class TestSqliteValues(conformance.SharedValueContract): ...
 
 
-class TestSqliteTransport(TransportContract):
+class TestSqliteTransport(conformance.TransportContract):
     @pytest.fixture(params=[2, 1], ids=["two stores", "one store"])
-    def transports(self, tmp_path: Path, request: pytest.FixtureRequest) -> TransportHarness:
-        """Two stores over one file know no more of each other than two processes do."""
-
-        @asynccontextmanager
-        async def two_ends(clock: VirtualClock) -> AsyncIterator[Ends]:
-            stores = [SqliteStore(tmp_path / "state.db", clock) for _ in range(request.param)]
-            for store in stores:
-                await store.start()
-            near, far = stores[0].transport(), stores[-1].transport()
-            try:
-                yield near, far
-            finally:
-                for end in (near, far):
-                    await end.close()
-                for store in stores:
-                    await store.close()
-
-        return TransportHarness(two_ends)
+    def transports(self, tmp_path: Path, request: pytest.FixtureRequest) -> conformance.TransportHarness:
+        return two_ends(lambda clock: SqliteStore(tmp_path / "state.db", clock).start(), request.param)
 
 
 def test_it_says_that_it_is_durable(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """A router and workers in one loop of virtual time: in memory, or on what the test's parameter `shop` names."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,14 +1,16 @@
 """What the tests of the queue do again and again in a shop, each in one call."""
 
-from __future__ import annotations
-
 import asyncio
+import subprocess
 from typing import Any
 
 from reefknot.queue.model.messages import ExecAssignment, ExecResult
 from reefknot.queue.model.work import WorkItem
 from reefknot.queue.router.service import Router
 from reefknot.queue.worker.service import Worker
+from reefknot.queue.worker.settings import default_settings
+from reefknot.runtime.processes import process_mark
+from reefknot.steps.port import Block
 from tests.workshop import Shop, Step, work
 
 
@@ -48,3 +50,36 @@ async def stored(shop: Shop, name: str) -> WorkItem:
     item = await shop.store.work.get(name)
     assert item is not None
     return item
+
+
+def made(shop: Shop, name: str, *blocks: Block, lease: float = 60.0, **given: Any) -> Worker:
+    """A worker that is not started yet, with what `Shop.worker` does not give."""
+    worker = Worker(
+        name,
+        settings=default_settings(lease=lease),
+        blocks={block.type: block for block in blocks} or {"test.step": Step()},
+        **{"store": shop.store, "transport": shop.transport, "clock": shop.clock, **given},
+    )
+    shop.members.append(worker)
+    return worker
+
+
+def broken(shop: Shop, name: str, *errors: Exception) -> list[Exception]:
+    """The store's queue fails so often with these when `name` is asked of it, and then works again."""
+    real, left = getattr(shop.store.work, name), list(errors)
+
+    async def asked(*given: Any, **named: Any) -> Any:
+        if left:
+            raise left.pop(0)
+        return await real(*given, **named)
+
+    setattr(shop.store.work, name, asked)
+    return left
+
+
+def gone_process() -> str:
+    """The mark of a process that has ended."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        mark = process_mark(process.pid)
+        process.kill()
+    return mark

@@ -1,20 +1,26 @@
-"""A caller's side: what is called off is off, whether a router runs or not."""
-
-from __future__ import annotations
+"""A caller's side: what is called off is off, with a router and without; clients without an event loop."""
 
 import asyncio
 import math
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 
+import reefknot as rk
+from reefknot.app.system import running_system
 from reefknot.audit.model.event import OperatorAction
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ResultPendingError
+from reefknot.policy.settings import load_settings
 from reefknot.queue.client import Client, Handle
 from reefknot.queue.model.messages import ExecResult, ResultStatus
-from reefknot.queue.model.work import Interrupted, WorkState
+from reefknot.queue.model.work import Interrupted
 from reefknot.queue.port.work_queue import QuarantineFilter, Settlement
 from reefknot.queue.router.service import Router
 from reefknot.stores.port import Store
@@ -34,26 +40,6 @@ async def called_off(handle: Handle) -> ExecResult:
     result = await handle.result(30)
     assert (result.status, result.error_code) == (ResultStatus.CANCELLED, "CANCELLED_BY_USER")
     return result
-
-
-async def test_a_handle_says_pending_until_a_worker_is_at_it(shop: Shop) -> None:
-    """The router's claim alone is no execution."""
-    client = Client(shop.store, shop.clock, has_router=somebody)
-    handle = await client.hand_in(work("a"))
-    assert await handle.status() == "pending"
-    await shop.router()
-    await asyncio.sleep(1)
-    item = await stored(shop, "a")
-    assert item.state is WorkState.RUNNING, "the router holds it"
-    assert await handle.status() == "pending"
-    await shop.worker("w1", Step(seconds=5))
-    await asyncio.sleep(2)
-    assert await handle.status() == "running"
-    await asyncio.sleep(10)
-    assert await handle.status() == "succeeded"
-
-
-# ---- calling off ----------------------------------------------------------------------------------------------------
 
 
 async def test_without_a_router_it_is_off_at_once_and_on_record(shop: Shop) -> None:
@@ -77,8 +63,7 @@ async def test_without_a_router_what_a_worker_has_is_off_too(shop: Shop) -> None
     shop.vanish(router)
     await handle.cancel()
     await called_off(handle)
-    item = await stored(shop, "a")
-    assert item.state.value == "cancelled"
+    assert (await stored(shop, "a")).state.value == "cancelled"
     await shop.send(work("alone"))
     assert await client.cancel("alone")
 
@@ -107,9 +92,7 @@ async def story_of(shop: Shop, where: str) -> str:
     return (await handle.result(60)).status.value
 
 
-async def test_a_router_that_begins_to_listen_when_it_starts_misses_them(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_router_that_listens_from_its_start_on_misses_them(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control."""
     honest = Router._cancel_command
 
@@ -136,18 +119,15 @@ async def test_an_old_cancel_does_not_reach_what_a_person_wanted_again(shop: Sho
     assert (await handle.result(30)).status is ResultStatus.ERROR
 
 
-# ---- the same id ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("when", ["waiting", "under way", "ended"])
 @pytest.mark.parametrize("by", ["client", "router"])
 async def test_the_same_id_with_another_job_is_refused_with_both_fingerprints(shop: Shop, by: str, when: str) -> None:
-    client = Client(shop.store, shop.clock)
-    router = await shop.router()
-    submit = client.hand_in if by == "client" else router.submit
+    """And with the same job it is one piece of work with one answer."""
+    router, step = await shop.router(), Step(seconds=5)
+    submit = Client(shop.store, shop.clock).hand_in if by == "client" else router.submit
     first = await submit(work("a", {"n": 1}))
     if when != "waiting":
-        await shop.worker("w1", Step(seconds=5))
+        await shop.worker("w1", step)
         await asyncio.sleep(2 if when == "under way" else 20)
     with pytest.raises(KeyConflictError, match="another job") as caught:
         await submit(work("a", {"n": 2}))
@@ -156,10 +136,10 @@ async def test_the_same_id_with_another_job_is_refused_with_both_fingerprints(sh
         await submit(work("a", {"n": 1}, job="another.step"))
     again = await submit(work("a", {"n": 1}, priority="high"))
     if when == "waiting":
-        await shop.worker("w1", Step())
+        await shop.worker("w1", step)
     results = [await one.result(30) if isinstance(one, Handle) else await one for one in (first, again)]
-    assert [one.status for one in results] == [ResultStatus.SUCCESS] * 2
     assert results[0] == results[1]
+    assert (results[0].status, len(step.began)) == (ResultStatus.SUCCESS, 1)
 
 
 async def test_two_at_once_with_one_id_and_two_jobs_are_not_one_piece_of_work(shop: Shop) -> None:
@@ -169,101 +149,54 @@ async def test_two_at_once_with_one_id_and_two_jobs_are_not_one_piece_of_work(sh
     assert [isinstance(one, KeyConflictError) for one in kept] == [False, True]
 
 
-# ---- what cannot be handed in ---------------------------------------------------------------------------------------
-
 CIRCLE: dict[str, Any] = {}
 CIRCLE["again"] = CIRCLE
 
 
-@pytest.mark.parametrize(
-    ("value", "place"),
-    [
-        (object(), "inputs.x"),
-        (math.nan, "inputs.x"),
-        (math.inf, "inputs.x"),
-        (b"bytes", "inputs.x"),
-        ({1, 2}, "inputs.x"),
-        (datetime.now(UTC), "inputs.x"),
-        ({1: "a"}, "inputs.x"),
-        ([1, [{"deep": -math.inf}]], "inputs.x[1][0].deep"),
-        ("\ud800", "inputs"),
-        (CIRCLE, "inputs.x.again"),
-    ],
-)
-async def test_what_json_cannot_say_is_refused_with_its_place_and_never_changed(
-    shop: Shop, value: object, place: str
-) -> None:
-    client = Client(shop.store, shop.clock)
-    router = await shop.router()
-    with pytest.raises(NotJsonError) as caught:
-        await client.submit("test.step", {"x": value})
-    assert caught.value.path.startswith(place)
-    for hand_in in (client.hand_in, router.submit):
-        with pytest.raises(NotJsonError, match=r"^job\.payload"):
-            await hand_in(work("a", {"x": value}))
-    with pytest.raises(NotJsonError, match=r"^metadata"):
-        await client.hand_in(structs.replace(work("a"), metadata={"x": value}))
+async def test_what_json_cannot_say_is_refused_with_its_place(shop: Shop) -> None:
+    client, router = Client(shop.store, shop.clock), await shop.router()
+    plain = (object(), math.nan, math.inf, b"bytes", {1, 2}, datetime.now(UTC), {1: "a"})
+    deep: dict[str, Any] = {
+        "inputs.x[1][0].deep": [1, [{"deep": -math.inf}]],
+        "inputs": "\ud800",
+        "inputs.x.again": CIRCLE,
+    }
+    for place, value in [*(("inputs.x", one) for one in plain), *deep.items()]:
+        with pytest.raises(NotJsonError) as caught:
+            await client.submit("test.step", {"x": value})
+        assert caught.value.path.startswith(place)
+        for hand_in in (client.hand_in, router.submit):
+            with pytest.raises(NotJsonError, match=r"^job\.payload"):
+                await hand_in(work("a", {"x": value}))
+        with pytest.raises(NotJsonError, match=r"^metadata"):
+            await client.hand_in(structs.replace(work("a"), metadata={"x": value}))
 
 
-async def test_lists_and_tuples_and_every_json_value_are_accepted(shop: Shop) -> None:
+async def test_every_json_value_is_accepted_and_a_time_that_is_over_means_now(shop: Shop) -> None:
     client = Client(shop.store, shop.clock)
     await client.submit("test.step", {"a": (1, 2), "b": None, "c": [True, 1.5, 2**70], "d": {"e": "ü"}})
+    handle = await client.submit("test.step", at=datetime(2000, 1, 1, tzinfo=UTC))
+    item = await stored(shop, handle.assignment_id)
+    assert (item.reason, item.due_at) == ("", item.created_at)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"inputs": object()}, "inputs=<object object at 0x"),
-        ({"inputs": [1]}, "inputs=[1] is not accepted: a mapping"),
-        ({"inputs": "text"}, "inputs='text' is not accepted: a mapping"),
-        ({"inputs": []}, "inputs=[] is not accepted: a mapping"),
-        ({"inputs": {"x": "y" * 2_000_000}}, "at most 1048576"),
-        ({"inputs": {"timeout_ms": 0}}, "inputs.timeout_ms=0 is not accepted: a whole number from 1"),
-        ({"job_type": 5}, "job_type=5 is not accepted: Expected `str`, got `int`"),
-        ({"job_type": ""}, "job_type='' is not accepted: printable text of 1 to 256 characters"),
-        ({"retries": -1}, "retries=-1 is not accepted: a whole number from 0 to 100"),
-        ({"retries": "x"}, "retries='x' is not accepted: Expected `int | null`, got `str`"),
-        ({"priority": "urgent"}, "priority='urgent' is not accepted: a whole number, or one of low"),
-        ({"assignment_id": ""}, "assignment_id='' is not accepted: printable text"),
-        ({"tenant_id": "a\nb"}, "tenant_id='a\\nb' is not accepted: printable text of at most 256"),
-        ({"trace_id": "x" * 999}, "trace_id='xxx"),
-        ({"resource_class": 5}, "resource_class=5 is not accepted"),
-        ({"deadline": math.nan}, "deadline=nan is not accepted: a number of seconds above 0"),
-        ({"timeout": "5"}, "timeout='5' is not accepted: a number of seconds above 0"),
-    ],
-)
-async def test_a_wrong_argument_is_named_as_the_caller_calls_it_with_its_value(
-    shop: Shop, wrong: dict[str, Any], message: str
-) -> None:
-    client = Client(shop.store, shop.clock)
-    with pytest.raises(ParameterError) as caught:
-        await client.submit(**{"job_type": "test.step", **wrong})
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("timeout", [math.nan, -1, "5", True])
-async def test_a_wait_that_is_no_time_is_refused(shop: Shop, timeout: Any) -> None:
+async def test_a_wait_that_is_no_time_is_refused(shop: Shop) -> None:
     handle = await Client(shop.store, shop.clock).hand_in(work("a"))
-    with pytest.raises(ParameterError, match=r"timeout=.* is not accepted: a number of seconds, 0 or more"):
-        await handle.result(timeout)
+    wrong: tuple[Any, ...] = (math.nan, -1, "5", True)
+    for timeout in wrong:
+        with pytest.raises(ParameterError, match=r"timeout=.* is not accepted: a number of seconds, 0 or more"):
+            await handle.result(timeout)
     with pytest.raises(ResultPendingError):
         await handle.result(0)
-
-
-# ---- fields as a mapping --------------------------------------------------------------------------------------------
 
 
 async def test_the_fields_of_an_assignment_are_taken_as_a_mapping_and_missing_ids_are_made(shop: Shop) -> None:
     client = Client(shop.store, shop.clock)
     handle = await client.hand_in({"job": {"type": "test.step", "payload": {"n": 1}}})
     named = await client.hand_in({"assignment_id": "a", "job": {"type": "test.step"}})
-
     assert (named.assignment_id, await handle.status()) == ("a", "pending")
-    requests = [
-        item.correlation_id for name in (handle.assignment_id, "a") if (item := await shop.store.work.get(name))
-    ]
-    assert requests[0] == handle.assignment_id, "as in a file"
-    assert requests[1] not in ("a", handle.assignment_id)
+    assert (await stored(shop, handle.assignment_id)).correlation_id == handle.assignment_id, "as in a file"
+    assert (await stored(shop, "a")).correlation_id not in ("a", handle.assignment_id)
 
 
 @pytest.mark.parametrize(
@@ -281,9 +214,6 @@ async def test_fields_that_no_assignment_has_are_refused_by_the_client_too(shop:
         await Client(shop.store, shop.clock).hand_in(fields)
 
 
-# ---- work for later -------------------------------------------------------------------------------------------------
-
-
 async def test_work_for_later_runs_at_its_time_and_its_deadline_counts_from_there(shop: Shop) -> None:
     step = Step()
     await served(shop, step, wait=1)
@@ -297,28 +227,129 @@ async def test_work_for_later_runs_at_its_time_and_its_deadline_counts_from_ther
     assert item.deadline_at == item.due_at + 5000
     for handle in (soon, later):
         assert (await handle.result()).status is ResultStatus.SUCCESS
-    ran = [(name, when - began) for name, when in step.began]
-    assert [name for name, _ in ran] == ["soon", "later"]
-    assert 100 <= ran[0][1] < 105
-    assert 200 <= ran[1][1] < 205
+    (first, early), (second, late) = ((name, when - began) for name, when in step.began)
+    assert (first, second) == ("soon", "later")
+    assert (100 <= early < 105, 200 <= late < 205) == (True, True)
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"delay": -1}, "delay=-1"),
-        ({"delay": "10m"}, "delay='10m'"),
-        ({"delay": 1e12}, "delay=1"),
-        ({"at": 5}, "a datetime; without a zone it is local"),
-        ({"delay": 1, "at": datetime(2026, 1, 1, tzinfo=UTC)}, "not together with delay"),
-    ],
-)
-async def test_a_due_time_that_makes_no_sense_is_refused(shop: Shop, options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ParameterError, match=told):
-        await Client(shop.store, shop.clock).submit("test.step", **options)
+CONFIGURATION = """\
+worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}
+blocks: {fs: {roots: [files]}}
+"""
 
 
-async def test_a_time_that_is_over_means_now(shop: Shop) -> None:
-    handle = await Client(shop.store, shop.clock).submit("test.step", at=datetime(2000, 1, 1, tzinfo=UTC))
-    item = await stored(shop, handle.assignment_id)
-    assert (item.reason, item.due_at) == ("", item.created_at)
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    (tmp_path / "reefknot.yaml").write_text(CONFIGURATION)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("ahoy")
+    return f"sqlite:{tmp_path / 'state.db'}"
+
+
+@contextmanager
+def system(url: str, folder: Path) -> Iterator[None]:
+    """A router and a worker, on a loop in a thread of their own."""
+    started, ends = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        settings = load_settings(str(folder / "reefknot.yaml"), environ={}, cwd=folder)
+        async with running_system(url, settings):
+            started.set()
+            await asyncio.to_thread(ends.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    try:
+        assert started.wait(60)
+        yield
+    finally:
+        ends.set()
+        thread.join(60)
+
+
+def test_several_threads_submit_wait_and_run_through_one_client(url: str, tmp_path: Path) -> None:
+    def work(number: int) -> tuple[str, object]:
+        handle = client.submit("fs.blob_get", {"path": "a.txt"}, assignment_id=f"a{number}")
+        result = handle.result(60)
+        return result.assignment_id, (result.output or {})["content"]
+
+    with system(url, tmp_path), rk.connect_sync(url) as client, ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(work, range(8))) == [(f"a{number}", "ahoy") for number in range(8)]
+        assert client.run("fs.blob_get", {"path": "a.txt"}, deadline=60).status is ResultStatus.SUCCESS
+        handed = client.hand_in({"assignment_id": "h", "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}})
+        assert (handed.result(60).status, handed.status()) == (ResultStatus.SUCCESS, "succeeded")
+
+
+def test_cancelled_work_ends_and_what_has_no_result_is_told(url: str) -> None:
+    with rk.connect_sync(url) as client:
+        first, second = (client.submit("fs.blob_get", delay=3600, assignment_id=name) for name in ("one", "two"))
+        with pytest.raises(rk.ResultPendingError):
+            first.result(0.01)
+        first.cancel("not needed")
+        assert first.result(60).status is ResultStatus.CANCELLED
+        assert client.cancel("two")
+        assert second.result(60).status is ResultStatus.CANCELLED
+
+
+async def test_where_an_event_loop_runs_it_refuses_with_a_sentence(url: str) -> None:
+    with pytest.raises(rk.EventLoopRunningError, match=r"use `async with rk\.connect"):
+        rk.connect_sync(url)
+    client = await asyncio.to_thread(rk.connect_sync, url)
+    with pytest.raises(rk.EventLoopRunningError, match="would block it"):
+        client.submit("fs.blob_get")
+    await asyncio.to_thread(client.close)
+
+
+def test_a_closed_client_says_so_also_to_a_thread_that_waits(url: str) -> None:
+    client = rk.connect_sync(url)
+    handle = client.submit("fs.blob_get", delay=3600)
+    waits = threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        handle.result(3600)
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(wait)
+        assert waits.wait(60)
+        client.close()
+        with pytest.raises(rk.StoreUnavailableError, match="the client is closed"):
+            waiting.result(60)
+    client.close()
+    with pytest.raises(rk.StoreUnavailableError, match="connect again"):
+        client.submit("fs.blob_get")
+
+
+def test_a_store_that_cannot_be_opened_is_an_error_of_connect_and_leaves_no_thread() -> None:
+    before = threading.active_count()
+    with pytest.raises(rk.ParameterError):
+        rk.connect_sync("postgres:nothing")
+    assert threading.active_count() <= before + 1
+
+
+def test_a_call_that_is_made_while_another_thread_closes_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = rk.connect_sync(url)
+    handle = client.submit("fs.blob_get", {"path": "a.txt"})
+    schedule, closing = asyncio.run_coroutine_threadsafe, threading.Thread(target=client.close)
+
+    def slowly(*given: Any) -> Any:
+        closing.start()  # it has to wait until the call is scheduled, and ends it then
+        return schedule(*given)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", slowly)
+    with pytest.raises(rk.StoreUnavailableError, match="the client is closed"):
+        handle.result(60)
+    closing.join()
+    with pytest.raises(rk.StoreUnavailableError, match="the client is closed"):
+        handle.status()
+
+
+def test_a_coroutine_over_its_store_runs_on_the_loop_of_the_client(url: str) -> None:
+    with rk.connect_sync(url) as client:
+        client.submit("fs.blob_get", assignment_id="a")
+        found = client.call(client.store.work.get("a"))
+        assert found is not None
+        assert found.kind == "fs.blob_get"
+        never_run = client.store.work.get("a")
+    with pytest.raises(rk.StoreUnavailableError, match="the client is closed"):
+        client.call(never_run)  # closed as well: a coroutine that is never awaited would be a warning

@@ -1,6 +1,4 @@
-"""A memory store is bounded: what has ended, and what is audited, goes when there is too much of it."""
-
-from __future__ import annotations
+"""A memory store is bounded: what has ended, and what is audited, and ids of messages go when there is too much."""
 
 import pytest
 
@@ -11,6 +9,7 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores import memory
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.memory import store as parts
+from reefknot.stores.memory.store import REMEMBERED_IDS, MemoryTransport
 from reefknot.testing.conformance.harness import event
 
 MOST = 20
@@ -29,21 +28,16 @@ async def after_many(number: int) -> MemoryStore:
 
 
 async def test_the_items_that_ended_first_go_and_open_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the control: without the bound every item stays."""
+    unbounded = await after_many(5 * MOST)
+    assert len(await unbounded.work.find(limit=1000)) == 5 * MOST + 1
     monkeypatch.setattr(memory, "MOST_ENDED", MOST)
     store = await after_many(5 * MOST)
-    kept = await store.work.find(limit=1000)
-    assert {item.id for item in kept} == {"waits", *(f"{number}" for number in range(4 * MOST, 5 * MOST))}
-    last = await store.work.get(f"{5 * MOST - 1}")
-    assert last is not None
-    assert last.state is WorkState.SUCCEEDED
+    kept = {item.id: item.state for item in await store.work.find(limit=1000)}
+    assert kept.keys() == {"waits", *(f"{number}" for number in range(4 * MOST, 5 * MOST))}
+    assert kept[f"{5 * MOST - 1}"] is WorkState.SUCCEEDED
     (answer,) = await store.work.enqueue([WorkItem("0", "t")])
     assert answer is Enqueued.ACCEPTED, "an id that was forgotten is a new one"
-
-
-async def test_without_the_bound_every_item_stays() -> None:
-    """The control."""
-    store = await after_many(5 * MOST)
-    assert len(await store.work.find(limit=1000)) == 5 * MOST + 1
 
 
 async def test_extended_leases_of_unknown_and_ended_work_are_not_kept() -> None:
@@ -64,3 +58,23 @@ async def test_the_oldest_events_go_and_the_chain_that_is_left_holds(monkeypatch
     assert kept[-1].sequence >= 5 * MOST
     assert any(one.entry.event_type == ANCHOR for one in kept)
     assert await store.audit.verify() == []
+
+
+async def test_ids_are_remembered_for_a_while_and_not_for_ever() -> None:
+    transport = MemoryTransport()
+    for number in range(REMEMBERED_IDS + 1):
+        await transport.publish("a", b"", message_id=str(number))
+    line = transport.subscribe("a")
+    await transport.publish("a", b"first again", message_id="0")
+    await transport.publish("a", b"last again", message_id=str(REMEMBERED_IDS))
+    await transport.publish("a", b"end")
+    assert [(await anext(line)).body for _ in range(2)] == [b"first again", b"end"]
+
+
+async def test_closing_ends_every_listener_after_what_it_has_not_read_even_on_a_full_line() -> None:
+    transport = MemoryTransport()
+    empty, full = transport.subscribe("a"), transport.subscribe("b", limit=1)
+    await transport.publish("b", b"x")
+    await transport.close()
+    await transport.close()
+    assert [delivery.body for line in (empty, full) async for delivery in line] == [b"x"]

@@ -1,7 +1,5 @@
 """`RetentionJob`: removes what is past its retention, and nothing that lives."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable
@@ -14,15 +12,15 @@ import reefknot as rk
 from reefknot.audit.retention import KEEP_EVENTS_S, KEEP_WORK_S, Retention, RetentionNote, retention_given
 from reefknot.errors import ParameterError
 from reefknot.idempotency.model import Claimed, Done
-from reefknot.queue.model.work import Quarantine, WorkDone, WorkItem
+from reefknot.queue.model.work import Quarantine, Settled, WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock, clock_of_this_loop
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import _retention_job
 from reefknot.stores.port import Store
 from reefknot.stores.retention import EVERY_S, SHORTEST_WAIT_S, Removed, RetentionJob
-from reefknot.stores.sqlite import SqliteStore
 from reefknot.testing.conformance.harness import event
+from tests.unit.stores.sqlite.stores_on_a_file import opened as open_sqlite
 
 DAY = 86_400.0
 
@@ -36,14 +34,12 @@ async def filled(store: Store) -> None:
     await store.idempotency.claim("guarded", owner="b", lease=1, guard=True)
     await store.work.enqueue([WorkItem(name, "t") for name in ("done", "running", "stuck", "waiting")])
     by_id = {one.id: one for one in await store.work.claim(3, WorkClaim(owner="me", lease=1e6))}
-    for name, how in (("done", WorkDone("1")), ("stuck", Quarantine("no"))):
-        await store.work.settle([Settlement(name, "me", by_id[name].fence, how)])
+    ends: dict[str, Settled] = {"done": WorkDone("1"), "stuck": Quarantine("no")}
+    await store.work.settle([Settlement(name, "me", by_id[name].fence, how) for name, how in ends.items()])
     await store.audit.append([event("a", at=at), event("b", at=at)])
 
 
-async def test_a_round_removes_what_is_past_its_retention_and_nothing_that_lives(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_round_removes_what_is_past_its_retention_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "reefknot")
     clock = VirtualClock()
     store = MemoryStore(clock, retention=DAY)
@@ -71,7 +67,7 @@ async def test_for_ever_is_for_ever() -> None:
 
 
 class JumpingClock(VirtualClock):
-    """A wall clock that somebody sets."""
+    """A wall clock that is set."""
 
     jump = 0.0
 
@@ -149,60 +145,31 @@ async def test_a_process_that_may_not_run_rounds_runs_none() -> None:
 
 @pytest.mark.real_time
 async def test_one_process_of_a_host_runs_retention(tmp_path: Path) -> None:
-    clock = VirtualClock()
-    one, other = (SqliteStore(tmp_path / "state.db", clock) for _ in range(2))
-    await one.start()
-    await other.start()
-    assert one.acquire_retention_lock()
-    assert one.acquire_retention_lock()
-    assert not other.acquire_retention_lock()
-    await one.close()
-    assert other.acquire_retention_lock()
-    await other.close()
+    async with open_sqlite(tmp_path / "s.db") as other:
+        async with open_sqlite(tmp_path / "s.db") as one:
+            locks = [store.acquire_retention_lock() for store in (one, one, other)]
+            assert locks == [True, True, False]
+        assert other.acquire_retention_lock()
 
 
-# ---- through open_store ----------------------------------------------------------------------------------------------
-
-
-def opened(path: Path, clock: VirtualClock, work: Callable[[Store], Any] | None = None, **options: Any) -> None:
+def opened(path: Path, clock: VirtualClock, work: Callable[[Store], Any], **options: Any) -> None:
     async def main() -> None:
         async with rk.open_store(f"sqlite:{path}", clock=clock, retention=DAY, **options) as store:
-            if work is not None:
-                await work(store)
+            await work(store)
 
     asyncio.run(main())
 
 
-def types_in(path: Path, clock: VirtualClock) -> list[str]:
+def rounds(path: Path, clock: VirtualClock, **options: Any) -> list[str]:
+    """The types of the events after a process has had the store open for so long that it ran a round."""
     found: list[str] = []
 
-    async def read(store: Store) -> None:
+    async def once(store: Store) -> None:
+        await _retention_job(store, store.clock, retention_given(**{"events": ..., "work": ..., **options})).once()
         found.extend(one.entry.event_type for one in await store.audit.read())
 
-    opened(path, clock, read, tidy=False)
-    return found
-
-
-def rounds(path: Path, clock: VirtualClock, **options: Any) -> None:
-    """A process that has the store open for so long that it runs a round."""
-
-    async def once(store: Store) -> None:
-        await _retention_job(store, store.clock, retention_given(**{**UNSAID, **options})).once()
-
     opened(path, clock, once, tidy=False)
-
-
-UNSAID: dict[str, Any] = {"events": ..., "work": ...}
-
-
-def test_a_short_command_removes_nothing_whatever_its_clock_says(tmp_path: Path) -> None:
-    path, clock = tmp_path / "state.db", VirtualClock()
-    opened(path, clock, filled)
-    clock.advance(10 * KEEP_EVENTS_S)
-    opened(path, clock)
-    assert types_in(path, clock) == ["a", "b"]
-    rounds(path, clock)
-    assert types_in(path, clock) == ["anchor"], "the control: it was due"
+    return found
 
 
 async def test_a_process_that_runs_removes_something_only_when_it_has_had_the_store_open_for_a_while() -> None:
@@ -244,10 +211,8 @@ def test_a_noted_retention_binds_processes_without_a_setting(tmp_path: Path) -> 
     path, clock = tmp_path / "state.db", VirtualClock()
     opened(path, clock, filled, audit_retention=None, work_retention=1000 * DAY)
     clock.advance(KEEP_EVENTS_S + KEEP_WORK_S)
-    rounds(path, clock)
-    assert types_in(path, clock) == ["a", "b"]
-    rounds(path, clock, events=DAY)  # now somebody says otherwise
-    assert types_in(path, clock) == ["anchor"]
+    assert rounds(path, clock) == ["a", "b"]
+    assert rounds(path, clock, events=DAY) == ["anchor"], "now a process says otherwise"
 
 
 def test_control_without_the_note_the_events_would_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,45 +220,47 @@ def test_control_without_the_note_the_events_would_be_gone(tmp_path: Path, monke
     path, clock = tmp_path / "state.db", VirtualClock()
     opened(path, clock, filled, audit_retention=None)
     clock.advance(KEEP_EVENTS_S + EVERY_S)
-    rounds(path, clock)
-    assert types_in(path, clock) == ["anchor"]
+    assert rounds(path, clock) == ["anchor"]
 
 
 @pytest.mark.parametrize("engine", ["memory", "sqlite"])
 async def test_the_newest_record_is_an_event_a_key_or_work(tmp_path: Path, engine: str) -> None:
+    async def story(store: Any) -> None:
+        assert await store.newest_record_at() is None
+        calls: list[Callable[[], Any]] = [
+            lambda: store.idempotency.claim("k", owner="a"),
+            lambda: store.work.enqueue([WorkItem("w", "t")]),
+            lambda: store.audit.append([event("a", at=int(clock.wall() * 1000))]),
+        ]
+        for call in calls:
+            clock.advance(5)
+            await call()
+            assert await store.newest_record_at() == int(clock.wall() * 1000)
+
     clock = VirtualClock()
-    store: Any = MemoryStore(clock)
-    if engine == "sqlite":
-        store = await SqliteStore(tmp_path / "state.db", clock, inline=True).start()
-    assert await store.newest_record_at() is None
-    for part in ("key", "work", "event"):
-        clock.advance(5)
-        if part == "key":
-            await store.idempotency.claim("k", owner="a")
-        elif part == "work":
-            await store.work.enqueue([WorkItem("w", "t")])
-        else:
-            await store.audit.append([event("a", at=int(clock.wall() * 1000))])
-        assert await store.newest_record_at() == int(clock.wall() * 1000)
-    await store.close()
+    if engine == "memory":
+        await story(MemoryStore(clock))
+    else:
+        async with open_sqlite(tmp_path / "s.db", clock, inline=True) as store:
+            await story(store)
 
 
 def test_a_note_that_cannot_be_read_or_written_says_nothing(tmp_path: Path) -> None:
+    here, nowhere = str(tmp_path / "state.db"), RetentionNote(str(tmp_path / "no" / "state.db"))
     (tmp_path / "state.db-retention").write_bytes(b"nonsense")
-    note = RetentionNote(str(tmp_path / "state.db"))
-    assert note.read().retention is None
-    note.write(retention=Retention(1.0, None))
-    assert RetentionNote(str(tmp_path / "state.db")).read().retention == Retention(1.0, None)
-    nowhere = RetentionNote(str(tmp_path / "no" / "state.db"))
+    assert RetentionNote(here).read().retention is None
+    RetentionNote(here).write(retention=Retention(1.0, None))
+    assert RetentionNote(here).read().retention == Retention(1.0, None)
     nowhere.write(last_round_at=3.0)
     assert nowhere.read().last_round_at == 3.0
 
 
 @pytest.mark.parametrize("name", ["audit_retention", "work_retention"])
-@pytest.mark.parametrize("given", [0, -1, float("inf"), float("nan"), True, "7d"])
-def test_an_invalid_retention_is_refused_before_anything_is_opened(tmp_path: Path, name: str, given: Any) -> None:
-    with pytest.raises(ParameterError, match=f"{name}=.*seconds above 0, or None for ever"):
-        opened(tmp_path / "state.db", VirtualClock(), **{name: given})
+def test_an_invalid_retention_is_refused_before_anything_is_opened(tmp_path: Path, name: str) -> None:
+    wrong: tuple[Any, ...] = (0, -1, float("inf"), float("nan"), True, "7d")
+    for given in wrong:
+        with pytest.raises(ParameterError, match=f"{name}=.*seconds above 0, or None for ever"):
+            opened(tmp_path / "state.db", VirtualClock(), filled, **{name: given})
     assert not (tmp_path / "state.db").exists()
 
 

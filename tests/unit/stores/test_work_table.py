@@ -1,12 +1,8 @@
 """The work table: what a call leaves behind is collected for the engine, and a roll-back undoes all of it."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
-from random import Random
 from typing import Any
 
 import pytest
@@ -16,30 +12,16 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.submission import ServiceTime, SubmissionRules
-from reefknot.queue.model.work import (
-    ENDED,
-    ROUTER,
-    Interrupted,
-    Quarantine,
-    Settled,
-    Snooze,
-    TryAgain,
-    WorkDone,
-    WorkFailed,
-    WorkItem,
-    WorkState,
-)
-from reefknot.queue.port.work_queue import ALL, Enqueue, Enqueued, Held, Settlement, WorkClaim
+from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Enqueue, Enqueued, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.table.items import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC, group_of
 from reefknot.stores.table.table import QuarantineTable, WorkTable
 from reefknot.testing.conformance.harness import event, event_types
+from tests.unit.stores.random_calls import CLASSES, Call, RandomCalls, told
 
 NOW = Moment(5_000, 1_000_000)
-RULES = SubmissionRules(size=12)
-CLASSES = ("io@w1", "cpu@w1")
-LEASE_S = 10.0
 MOST_ENDED = 5
 SEEDS = range(150)
 
@@ -48,28 +30,29 @@ def offered(pool: str, wall: int) -> tuple[int, SubmissionRules | None]:
     return 2, None
 
 
-def told(item: WorkItem) -> list[AuditEntry]:
-    return [event("told", work_id=item.id)]
-
-
 class Caller:
     """Calls of a table by chance: the same seed makes the same calls of tables that give the same answers."""
 
     def __init__(self, table: WorkTable, seed: int, *, prefix: str, now: Moment = NOW) -> None:
-        self.table, self.quarantine = table, QuarantineTable(table)
-        self.rng = Random(seed)
-        self.prefix = prefix
-        self.now = now
-        self.number = 0
-        self.calls = (
-            *(self.enqueue, self.enqueue, self.assign, self.claim, self.claim, self.settle, self.settle, self.settle),
-            *(self.renew, self.extend, self.end_leases, self.cancel, self.retry, self.transfer, self.recall),
-            *(self.purge, self.requeue, self.discard, self.purge_quarantine, self.wait),
-        )
+        self.table, self.quarantine, self.now = table, QuarantineTable(table), now
+        self.calls = RandomCalls(seed, lambda: self.table.items.values(), lambda: self.now.wall, prefix)
+        self.may_extend = prefix != "undone"
+        """Left out within what is rolled back: an extended lease stays extended."""
 
     def call(self, times: int) -> list[Any]:
-        """The answers of so many calls, each with how the table looks afterwards."""
-        return [(self.rng.choice(self.calls)(), self.look()) for _ in range(times)]
+        """The answers of so many steps, each with how the table looks afterwards."""
+        return [(self.step(), self.look()) for _ in range(times)]
+
+    def step(self) -> list[Any]:
+        name, calls = self.calls.step()
+        passed = int(self.calls.passed * 1000)
+        self.now = Moment(self.now.steady + passed, self.now.wall + passed)
+        return [self.made(one) for one in calls if name != "extend" or self.may_extend]
+
+    def made(self, call: Call) -> Any:
+        now = {} if (call.part, call.name) == ("work", "purge") else {"now": self.now}
+        part: Any = self.quarantine if call.part == "quarantine" else self.table
+        return getattr(part, "end_leases" if call.name == "end" else call.name)(*call.given, **call.named, **now)
 
     def look(self) -> list[Any]:
         """Everything that the table can be asked without changing it."""
@@ -89,112 +72,6 @@ class Caller:
             self.quarantine.count(),
             self.quarantine.stats(),
         ]
-
-    def some(self, *states: WorkState) -> list[WorkItem]:
-        found = sorted((one for one in self.table.items.values() if one.state in states), key=lambda one: one.id)
-        return self.rng.sample(found, min(len(found), self.rng.randint(1, 3)))
-
-    def new(self, resource_class: str, pool: str = "") -> WorkItem:
-        self.number += 1
-        return WorkItem(
-            f"{self.prefix}{self.number:03}",
-            "t",
-            resource_class,
-            pool=pool,
-            priority=self.rng.randint(-1, 1),
-            tenant_id=self.rng.choice([None, "x", "y"]),
-            due_at=self.now.wall + self.rng.choice([0, 0, 3000]),
-        )
-
-    def enqueue(self) -> Any:
-        items = [self.new(ROUTER, self.rng.choice(["io", "cpu"])) for _ in range(self.rng.randint(1, 5))]
-        owner = self.rng.choice(["", "", "router-1"])
-        return self.table.enqueue(
-            [*items, *self.some(*WorkState)],
-            Enqueue(
-                rules=self.rng.choice([None, RULES]), accept_events=told, owner=owner, lease=LEASE_S, drop_events=told
-            ),
-            now=self.now,
-        )
-
-    def assign(self) -> Any:
-        items = [WorkItem(one.id, "t", f"{one.pool}@w1", due_at=self.now.wall) for one in self.some(WorkState.PENDING)]
-        items.append(self.new("cpu@w1"))
-        start = {one.id for one in items if self.rng.random() < 0.5}
-        return self.table.assign(items, now=self.now, start=start, owner="w1", lease=LEASE_S)
-
-    def claim(self) -> Any:
-        only = self.rng.choice([None, None, {one.id for one in self.some(WorkState.PENDING)}])
-        return self.table.claim(
-            self.rng.randint(0, 4),
-            WorkClaim(
-                owner="w1",
-                classes=self.rng.choice([(ROUTER,), CLASSES, ()]),
-                lease=LEASE_S,
-                newest_first=self.rng.random() < 0.2,
-                only=only,
-                isolate=self.rng.random() < 0.5,
-                crash_events=told,
-            ),
-            now=self.now,
-        )
-
-    def settle(self) -> Any:
-        due = self.now.wall + self.rng.choice([0, 2000])
-        ways: Sequence[Settled] = (
-            *(WorkDone("1"), WorkFailed("f", None, "r"), TryAgain(due, "f", "transient", 5), Snooze(due, "later")),
-            *(Interrupted(), Quarantine("r", "f")),
-        )
-        done = [
-            Settlement(one.id, one.owner, one.fence, self.rng.choice(ways), took_ms=self.rng.choice([None, 5.0, 900.0]))
-            for one in self.some(WorkState.RUNNING)
-        ]
-        return self.table.settle(done, now=self.now)
-
-    def held(self) -> list[Held]:
-        return [Held(one.id, one.owner, one.fence) for one in self.some(WorkState.RUNNING)]
-
-    def renew(self) -> Any:
-        return self.table.renew(self.held(), now=self.now, lease=LEASE_S)
-
-    def extend(self) -> None:
-        """Left out within what is rolled back: an extended lease stays extended."""
-        held = self.held()
-        if self.prefix != "undone":
-            self.table.extend(held, now=self.now, lease=2 * LEASE_S)
-
-    def end_leases(self) -> Any:
-        return self.table.end_leases({"router-1"}, now=self.now)
-
-    def cancel(self) -> Any:
-        return [self.table.cancel(one.id, now=self.now) for one in self.some(*WorkState)]
-
-    def retry(self) -> Any:
-        return self.table.retry([one.id for one in self.some(*ENDED, WorkState.QUARANTINED)], now=self.now, who="me")
-
-    def transfer(self) -> Any:
-        return [
-            self.table.transfer(one.id, self.rng.choice(CLASSES), now=self.now) for one in self.some(WorkState.PENDING)
-        ]
-
-    def recall(self) -> Any:
-        return self.table.recall(CLASSES[:1], now=self.now, crash_events=told)
-
-    def purge(self) -> Any:
-        return self.table.purge(self.now.wall - self.rng.choice([0, 4000, 9000]))
-
-    def requeue(self) -> Any:
-        return self.quarantine.requeue(ALL, now=self.now, who="me")
-
-    def discard(self) -> Any:
-        return self.quarantine.discard(ALL, now=self.now, who="me")
-
-    def purge_quarantine(self) -> Any:
-        return self.quarantine.purge(ALL, now=self.now)
-
-    def wait(self) -> None:
-        passed = self.rng.choice([500, 3000, 11_000])
-        self.now = Moment(self.now.steady + passed, self.now.wall + passed)
 
 
 def difference_after_a_roll_back(kind: type[WorkTable], seed: int) -> bool:
@@ -331,7 +208,6 @@ def test_an_item_that_is_removed_is_neither_counted_nor_claimed() -> None:
     assert not table._open
     later = Moment(NOW.steady + 100_000, NOW.wall + 100_000)
     assert table.claim(9, WorkClaim(owner="me"), now=later) == []
-
     table.put(structs.replace(WorkItem("b", "t"), priority=5), NOW)
     assert [item.id for item in table.claim(9, WorkClaim(owner="me"), now=later)] == ["b"], (
         "once, though it had a place before"

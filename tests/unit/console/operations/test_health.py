@@ -34,7 +34,8 @@ from reefknot.stores.sqlite import files
 from reefknot.stores.sqlite.files import library_finding
 from reefknot.testing.conformance.harness import event
 from tests.rows import for_each_row
-from tests.unit.queue.test_presence import ELSEWHERE, gone_process, reported
+from tests.unit.queue.shops import gone_process
+from tests.unit.queue.test_presence import ELSEWHERE, reported
 
 ROOT = Path(__file__).resolve().parents[4]
 Found = dict[str, dict[str, Any]]

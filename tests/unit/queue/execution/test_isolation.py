@@ -1,7 +1,5 @@
 """Work that was running when its worker vanished: it runs alone in its process, whatever else waits there."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +11,8 @@ from reefknot.queue.execution.slots import AGAIN_S, LONGEST_WAIT_S, RUNS_ALONE, 
 from reefknot.queue.model.admission import OverloadStatus
 from reefknot.queue.model.messages import HEARTBEAT, AckStatus, ClassHealth, Heartbeat, ResultStatus, StepResult
 from reefknot.queue.model.work import WorkState
-from reefknot.queue.worker.service import Worker
-from reefknot.queue.worker.settings import default_settings
 from reefknot.steps.port import BlockContext
-from tests.unit.queue.shops import sent, stored
+from tests.unit.queue.shops import answers, made, sent, stored
 from tests.workshop import Shop, Step, work
 
 STEP_S = 2.0
@@ -44,30 +40,19 @@ class Watched(Step):
 
 async def suspects(shop: Shop, *names: str) -> None:
     """Let these run in a worker that vanishes."""
-    lost = await shop.worker("w1", Step(name="test.step", seconds=60), Step(name="http.step", seconds=60), lease=3)
+    lost = await shop.worker("w1", Step(seconds=60), Step(name="http.step", seconds=60), lease=3)
     await sent(shop, *(work(name, job=_kind(name)) for name in names), wait=0.5)
     assert sum(pool.active for pool in lost.pools.values()) == len(names)
     shop.vanish(lost)
     await asyncio.sleep(4)
 
 
+def ended(shop: Shop) -> list[str]:
+    return [one.assignment_id for one in shop.results]
+
+
 def _kind(name: str) -> str:
     return "http.step" if name.startswith("io") else "test.step"
-
-
-def member(shop: Shop, name: str, step: Step, isolation: Isolation) -> Worker:
-    """A worker of a process with several, not started yet."""
-    worker = Worker(
-        name,
-        settings=default_settings(),
-        store=shop.store,
-        transport=shop.transport,
-        blocks={step.type: step},
-        clock=shop.clock,
-        isolation=isolation,
-    )
-    shop.members.append(worker)
-    return worker
 
 
 on_each_store = pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
@@ -75,32 +60,25 @@ on_each_store = pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=T
 
 @on_each_store
 async def test_suspects_of_all_classes_run_alone_and_everything_else_goes_on_between_them(shop: Shop) -> None:
-    await suspects(shop, "a", "b", "io-1", "io-2")
+    names = ("a", "b", "io-1", "io-2")
+    await suspects(shop, *names)
     running: set[str] = set()
     cpu, io = Watched("test.step", running), Watched("http.step", running)
     worker = await shop.worker("w1", cpu, io, lease=60)
     await sent(shop, *(work(name, job=_kind(name)) for name in ("new-1", "new-2", "io-new")), wait=60)
     met = {**cpu.met, **io.met}
-    assert {name: met[name] for name in ("a", "b", "io-1", "io-2")} == {
-        "a": set(),
-        "b": set(),
-        "io-1": set(),
-        "io-2": set(),
-    }
+    assert [met[name] for name in names] == [set()] * 4
     assert met["new-1"] | met["new-2"], "what is no suspect runs side by side"
-    assert all(one.status is ResultStatus.SUCCESS for one in shop.results)
-    assert len(shop.results) == 7
+    assert [one.status for one in shop.results] == [ResultStatus.SUCCESS] * 7
     assert worker.snapshot().retries.succeeded == 7
 
 
 @on_each_store
 async def test_workers_of_one_process_share_their_isolation(shop: Shop) -> None:
     await suspects(shop, "a", "b")
-    running: set[str] = set()
-    step, isolation = Watched("test.step", running), Isolation()
+    step, isolation = Watched("test.step", set()), Isolation()
     for name in ("w1", "w2"):
-        worker = member(shop, name, step, isolation)
-        await worker.start()
+        await made(shop, name, step, isolation=isolation).start()
     await sent(shop, work("other"), wait=30, to="w2")
     assert step.met == {"a": set(), "b": set(), "other": set()}
 
@@ -108,11 +86,9 @@ async def test_workers_of_one_process_share_their_isolation(shop: Shop) -> None:
 @on_each_store
 async def test_a_suspect_that_waits_for_the_others_is_not_held(shop: Shop) -> None:
     """Should the process die now, it was not the suspect: it is pending, and spends nothing."""
-
     await suspects(shop, "a")
     running: set[str] = set()
-    step = Watched("test.step", running, seconds=29)
-    worker = await shop.worker("w2", step)
+    worker = await shop.worker("w2", Watched("test.step", running, seconds=29))
     await shop.send(work("long", {"seconds": 20}), to="w2")
     assert await shop.store.work.recall(["cpu@w1"]) == 1
     await sent(shop, work("a"), wait=5, to="w2")
@@ -126,46 +102,40 @@ async def test_a_suspect_that_waits_for_the_others_is_not_held(shop: Shop) -> No
     await asyncio.sleep(60)
     worker.resume()
     await asyncio.sleep(5)
-    assert {one.assignment_id for one in shop.results} == {"long", "a", "late"}
+    assert set(ended(shop)) == {"long", "a", "late"}
 
 
 async def test_a_paused_worker_that_waits_for_a_suspect_does_not_stop_the_others(shop: Shop) -> None:
     await suspects(shop, "a")
     isolation, step = Isolation(), Step(seconds=10)
-    made = {}
-    for name in ("w1", "w2"):
-        made[name] = member(shop, name, step, isolation)
-    await made["w2"].start()
+    first, second = (made(shop, name, step, isolation=isolation) for name in ("w1", "w2"))
+    await second.start()
     await shop.send(work("long"), to="w2")
-    await made["w1"].start()
+    await first.start()
     await asyncio.sleep(3)
-    made["w1"].pause()
+    first.pause()
     await sent(shop, work("other"), wait=15, to="w2")
-    assert {one.assignment_id for one in shop.results} == {"long", "other"}
-    made["w1"].resume()
+    assert set(ended(shop)) == {"long", "other"}
+    first.resume()
     await asyncio.sleep(15)
-    assert {one.assignment_id for one in shop.results} == {"long", "other", "a"}
-
-
-# ---- functions that run on -------------------------------------------------------------------------------------------
+    assert set(ended(shop)) == {"long", "other", "a"}
 
 
 @on_each_store
 async def test_no_suspect_begins_while_a_function_runs_on_and_everything_else_does(shop: Shop) -> None:
     await suspects(shop, "a")
-    running: set[str] = set()
-    step, overdue = Watched("test.step", running), [2]
-    worker = member(shop, "w1", step, Isolation(lambda: overdue[0]))
+    step, overdue = Watched("test.step", set()), [2]
+    worker = made(shop, "w1", step, isolation=Isolation(lambda: overdue[0]))
     await worker.start()
     await asyncio.sleep(1)
     await sent(shop, work("new"), wait=20)
     item = await stored(shop, "a")
     assert (item.state, item.reason, item.crashes) == (WorkState.PENDING, RUNS_ALONE, 1)
-    assert [one.assignment_id for one in shop.results] == ["new"]
-    assert worker.heartbeat().classes["cpu"].status is OverloadStatus.HEALTHY, "nobody is held up"
+    assert ended(shop) == ["new"]
+    assert worker.heartbeat().classes["cpu"].status is OverloadStatus.HEALTHY, "nothing is held up"
     overdue[0] = 0
     await asyncio.sleep(AGAIN_S + STEP_S + 1)
-    assert [one.assignment_id for one in shop.results] == ["new", "a"]
+    assert ended(shop) == ["new", "a"]
     assert step.met["a"] == set()
 
 
@@ -173,8 +143,7 @@ async def test_a_function_that_begins_to_run_on_while_a_suspect_waits_ends_the_w
     await suspects(shop, "a")
     running: set[str] = set()
     step, overdue = Watched("test.step", running, seconds=10), [0]
-    worker = member(shop, "w2", step, Isolation(lambda: overdue[0]))
-    await worker.start()
+    await made(shop, "w2", step, isolation=Isolation(lambda: overdue[0])).start()
     await shop.send(work("long"), to="w2")
     assert await shop.store.work.recall(["cpu@w1"]) == 1
     await sent(shop, work("a"), wait=5, to="w2")
@@ -182,7 +151,7 @@ async def test_a_function_that_begins_to_run_on_while_a_suspect_waits_ends_the_w
     assert running == {"long"}, "the suspect has the process for itself next"
     overdue[0] = 1
     await asyncio.sleep(10)
-    assert {one.assignment_id for one in shop.results} == {"long", "late"}
+    assert set(ended(shop)) == {"long", "late"}
     overdue[0] = 0
     await asyncio.sleep(15)
     assert step.met["a"] == set()
@@ -191,49 +160,43 @@ async def test_a_function_that_begins_to_run_on_while_a_suspect_waits_ends_the_w
 
 async def test_a_function_that_never_returns_holds_a_suspect_for_a_bounded_time(shop: Shop) -> None:
     await suspects(shop, "a")
-    worker = member(shop, "w1", Step(seconds=STEP_S), Isolation(lambda: 1))
-    await worker.start()
+    await made(shop, "w1", Step(seconds=STEP_S), isolation=Isolation(lambda: 1)).start()
     await asyncio.sleep(LONGEST_WAIT_S - 10)
     assert shop.results == []
     await asyncio.sleep(30)
     assert [one.status for one in shop.results] == [ResultStatus.SUCCESS]
 
 
-# ---- new work meanwhile ---------------------------------------------------------------------------------------------
-
-
 @on_each_store
 async def test_new_work_goes_to_a_worker_that_runs_no_suspects(shop: Shop) -> None:
+    async def workers(name: str, within: float) -> set[str | None]:
+        futures = [await router.submit(work(f"{name}-{number}")) for number in range(8)]
+        return {one.worker_id for one in await answers(*futures, within=within)}
+
     await suspects(shop, "a", "b")
     router = await shop.router()
-    slow, free = Step(seconds=10), Step(seconds=0.1)
-    await shop.worker("w2", free)
+    slow = Step(seconds=10)
+    await shop.worker("w2", Step(seconds=0.1))
     await asyncio.sleep(2)
     await shop.worker("w1", slow)
     await asyncio.sleep(0.1)
     for burst in range(15):
-        answers = [await router.submit(work(f"new-{burst}-{number}")) for number in range(8)]
-        results = [await asyncio.wait_for(answer, 1) for answer in answers]
-        assert {one.worker_id for one in results} == {"w2"}
+        assert await workers(f"new-{burst}", 1) == {"w2"}
         await asyncio.sleep(0.7)
     assert [name for name, _ in slow.began] == ["a", "b"]
     await asyncio.sleep(15)
-    answers = [await router.submit(work(f"later-{number}")) for number in range(8)]
-    results = [await asyncio.wait_for(answer, 15) for answer in answers]
-    assert {one.worker_id for one in results} == {"w1", "w2"}, "afterwards it has its share again"
+    assert await workers("later", 15) == {"w1", "w2"}, "afterwards it has its share again"
 
 
 @on_each_store
 async def test_work_for_the_only_worker_waits_for_its_suspects_and_runs_then(shop: Shop) -> None:
     await suspects(shop, "a", "b")
     router = await shop.router()
-    running: set[str] = set()
-    step = Watched("test.step", running, seconds=10)
+    step = Watched("test.step", set(), seconds=10)
     await shop.worker("w1", step)
     await asyncio.sleep(0.1)
-    answers = [await router.submit(work(f"new-{number}", {"seconds": 1})) for number in range(30)]
-    results = [await asyncio.wait_for(answer, 60) for answer in answers]
-    assert {one.status for one in results} == {ResultStatus.SUCCESS}
+    futures = [await router.submit(work(f"new-{number}", {"seconds": 1})) for number in range(30)]
+    assert {one.status for one in await answers(*futures)} == {ResultStatus.SUCCESS}
     assert (step.met["a"], step.met["b"]) == (set(), set())
 
 

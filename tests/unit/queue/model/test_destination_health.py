@@ -1,10 +1,7 @@
 """The health of a destination: when its breaker opens, how it is probed, and what a failure costs."""
 
-from __future__ import annotations
-
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import convert, json, structs, to_builtins
@@ -27,6 +24,7 @@ from reefknot.queue.model.destination_health import (
     resumed,
     spends_attempt,
 )
+from tests.rows import for_each_row
 
 RULES = DestinationRules()
 QUIET = Traffic(1, 1)
@@ -59,20 +57,21 @@ def probe(health: DestinationHealth, now: float) -> tuple[DestinationHealth, Per
     return health, answer
 
 
-# ---- opening --------------------------------------------------------------------------------------------------------
-
-
 def test_ten_failures_in_a_row_of_three_jobs_open_it() -> None:
     nine = fails(DestinationHealth(), *"abcabcabc")
     assert nine.state(200.0) is CLOSED
     ten = fails(nine, "a", at=109.0)
     assert (ten.state(109.0), ten.rests, ten.rests_until) == (OPEN, 1, 110.0)
+    two = fails(DestinationHealth(), *("ab" * 50), every=0.1)
+    assert two.state(110.0) is CLOSED
+    assert fails(two, "c", at=110.0).state(110.0) is OPEN, "the third job says that it is not the first two"
 
 
-def test_one_or_two_jobs_alone_open_nothing() -> None:
-    health = fails(DestinationHealth(), *("ab" * 50), every=0.1)
-    assert health.state(110.0) is CLOSED
-    assert fails(health, "c", at=110.0).state(110.0) is OPEN, "the third job says that it is not the first two"
+def test_one_tenant_alone_and_a_switch_keep_it_closed() -> None:
+    alone = Traffic(1, 1, may_open=False)
+    assert fails(DestinationHealth(), *"abcabcabcabc", traffic=alone).state(200.0) is CLOSED
+    off = DestinationRules(enabled=False)
+    assert fails(DestinationHealth(), *"abcabcabca", rules=off) == DestinationHealth()
 
 
 def test_an_answer_between_them_begins_the_count_again() -> None:
@@ -83,41 +82,18 @@ def test_an_answer_between_them_begins_the_count_again() -> None:
     assert fails(well, *"abcabcabc", at=200.0).state(300.0) is CLOSED
 
 
-@pytest.mark.parametrize(("every", "state"), [(33.0, OPEN), (34.0, CLOSED)])
-def test_failures_count_for_five_minutes(every: float, state: BreakerState) -> None:
-    health = fails(DestinationHealth(), *"abcabcabca", every=every)
-    assert health.state(100.0 + 9 * every) is state
-
-
-def test_a_job_that_failed_more_than_five_minutes_ago_is_not_one_of_the_three() -> None:
+def test_failures_and_the_jobs_that_failed_count_for_five_minutes() -> None:
+    for every, state in ((33.0, OPEN), (34.0, CLOSED)):
+        health = fails(DestinationHealth(), *"abcabcabca", every=every)
+        assert health.state(100.0 + 9 * every) is state
     early = fails(DestinationHealth(), "a", "b", at=0.0)
     assert fails(early, *("c" * 20), at=302.0, every=0.1).state(305.0) is CLOSED
 
 
-@pytest.mark.parametrize(
-    ("traffic", "state"),
-    [
-        (Traffic(100, 50), OPEN),
-        (Traffic(99, 99), CLOSED),
-        (Traffic(100, 49), CLOSED),
-        (Traffic(1000, 500, may_open=False), CLOSED),
-    ],
-)
-def test_half_of_a_hundred_calls_open_it_as_well(traffic: Traffic, state: BreakerState) -> None:
-    assert fails(DestinationHealth(), "a", traffic=traffic).state(100.0) is state
-
-
-def test_one_tenant_alone_may_not_open_it() -> None:
-    alone = Traffic(1, 1, may_open=False)
-    assert fails(DestinationHealth(), *"abcabcabcabc", traffic=alone).state(200.0) is CLOSED
-
-
-def test_a_breaker_that_is_switched_off_never_opens() -> None:
-    off = DestinationRules(enabled=False)
-    assert fails(DestinationHealth(), *"abcabcabca", rules=off) == DestinationHealth()
-
-
-# ---- probes ---------------------------------------------------------------------------------------------------------
+def test_half_of_a_hundred_calls_open_it_as_well() -> None:
+    assert fails(DestinationHealth(), "a", traffic=Traffic(100, 50)).state(100.0) is OPEN
+    for traffic in (Traffic(99, 99), Traffic(100, 49), Traffic(1000, 500, may_open=False)):
+        assert fails(DestinationHealth(), "a", traffic=traffic).state(100.0) is CLOSED, traffic
 
 
 def test_while_it_rests_nothing_is_called_and_then_one_probe() -> None:
@@ -172,36 +148,19 @@ def test_a_failure_of_the_slow_start_opens_it_for_the_first_rest() -> None:
     assert (again.rests, again.rests_until, again.slow_start) == (1, 501.0, 0)
 
 
-# ---- what it costs --------------------------------------------------------------------------------------------------
+def test_a_failure_in_an_outage_spends_nothing_unless_the_job_is_to_blame() -> None:
+    assert spends_attempt(DestinationHealth(), None, 0.0)
+    firsts = (None, 90.0, 40.0)
+    assert [spends_attempt(opened(), first, 50.0) for first in firsts] == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("health", "first", "answered_at", "spends"),
-    [
-        (DestinationHealth(), None, 0.0, True),
-        (opened(), None, 50.0, False),
-        (opened(), 90.0, 50.0, False),
-        (opened(), 40.0, 50.0, True),
-    ],
-)
-def test_a_failure_in_an_outage_spends_nothing_unless_the_job_is_to_blame(
-    health: DestinationHealth, first: float | None, answered_at: float, spends: bool
-) -> None:
-    assert spends_attempt(health, first, answered_at) is spends
-
-
-# ---- restarts -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("waited", "rests"), [(0.5, 1), (1.0, 1), (2.0, 2), (7.0, 3), (100.0, 7), (86_400.0, 7)])
+@for_each_row(("waited", "rests"), [(0.5, 1), (1.0, 1), (2.0, 2), (7.0, 3), (100.0, 7), (86_400.0, 7)])
 def test_a_worker_that_starts_goes_on_where_the_wait_of_a_job_says(waited: float, rests: int) -> None:
     health = resumed(DestinationHealth(), RULES, since=1000.0 - waited, until=1000.0)
     assert (health.rests, health.rests_until, health.state(999.0)) == (rests, 1000.0, OPEN)
     later = resumed(health, RULES, since=999.5, until=990.0)
     assert (later.rests, later.rests_until) == (rests, 1000.0), "the longest wait counts"
 
-
-# ---- properties -----------------------------------------------------------------------------------------------------
 
 CALLS = st.lists(
     st.tuples(

@@ -1,43 +1,37 @@
-"""The frozen wire: what is accepted, what is refused and how, and the exact bytes of acks and results."""
+"""The frozen wire: what is accepted, what is refused and how, its exact bytes and its JSON Schemas."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from reefknot.core.failure import ErrorCode
 from reefknot.queue.model import messages
 from reefknot.queue.model.admission import OverloadStatus
+from reefknot.queue.model.message_schema import WIRE, assignment_schema, result_schema, wire_schemas, written_assignment
 from reefknot.queue.model.messages import (
     LARGEST_MESSAGE,
+    LONGEST_ID,
     LONGEST_MS,
     AckStatus,
     AssignmentOptions,
-    Cancel,
-    ClassHealth,
     Correlation,
     ExecAssignment,
     ExecAssignmentAck,
     ExecResult,
-    Executor,
-    Fleet,
-    Heartbeat,
     InvalidMessage,
     Job,
     ResultJob,
     ResultStatus,
-    RetryOptions,
     StepRequest,
     StepResult,
     StepStatus,
-    assign_subject,
-    checked,
     encode,
     read_assignment,
-    resource_class,
-    trace_of,
 )
 from tests.rows import for_each_row
 
@@ -81,72 +75,48 @@ def test_a_deadline_by_the_workers_clock_counts_what_passed_on_the_way(
     found = read_assignment(body(options=options), {"deadline_at": header}, wall_ms)
     assert isinstance(found, ExecAssignment)
     assert found.options.deadline_ms == left
-
-
-def test_a_header_makes_no_invalid_deadline_valid() -> None:
-    found = read_assignment(body(options={"deadline_ms": 0}), {"deadline_at": "104000"}, 100_000)
-    assert isinstance(found, InvalidMessage)
+    never = read_assignment(body(options={"deadline_ms": 0}), {"deadline_at": header}, wall_ms)
+    assert isinstance(never, InvalidMessage), "a header makes no invalid deadline valid"
 
 
 def test_the_subjects_are_frozen() -> None:
-    assert (messages.ASSIGN, messages.ACK, messages.RESULT, messages.CANCEL, messages.HEARTBEAT, messages.FLEET) == (
-        "caf.exec.assign.v1",
-        "caf.exec.assign.v1.ack",
-        "caf.exec.result.v1",
-        "caf.exec.cancel.v1",
-        "caf.worker.heartbeat.v1",
-        "caf.worker.fleet.v1",
-    )
-    assert assign_subject("w1") == "caf.exec.assign.v1.w.w1"
+    assert (messages.ASSIGN, messages.ACK) == ("caf.exec.assign.v1", "caf.exec.assign.v1.ack")
+    assert (messages.RESULT, messages.CANCEL) == ("caf.exec.result.v1", "caf.exec.cancel.v1")
+    assert (messages.HEARTBEAT, messages.FLEET) == ("caf.worker.heartbeat.v1", "caf.worker.fleet.v1")
+    assert messages.assign_subject("w1") == "caf.exec.assign.v1.w.w1"
     assert (messages.VERSION, LARGEST_MESSAGE, messages.LONGEST_ID) == ("1", 1048576, 256)
     assert (messages.DEFAULT_TIMEOUT_MS, LONGEST_MS, messages.HIGHEST_PRIORITY) == (30_000, 315_360_000_000, 1_000_000)
 
 
 def test_the_least_assignment_is_read_with_its_defaults() -> None:
     assert read() == ExecAssignment("a", "r", Job("http.request"))
-    assert read().version == "1"
+    assert (read().version, read().trace_id) == ("1", None)
     assert read().options == AssignmentOptions(0, None, None, None, False, None)
 
 
 def test_every_field_is_read_and_unknown_ones_are_ignored() -> None:
+    times = {"priority": "high", "deadline_ms": 5, "timeout_ms": 6, "retry_count": 7}
     found = read(
         version="1",
         tenant_id="t",
         job={"type": "x", "payload": {"a": 1}, "resources": {"class": "gpu"}, "later": 1},
         executor={"provider_id": "p", "channel": "nats"},
-        options={
-            "priority": "high",
-            "deadline_ms": 5,
-            "timeout_ms": 6,
-            "retry_count": 7,
-            "skip_circuit_breaker": True,
-            "retry": {"max_attempts": 2, "backoff_ms": 50},
-        },
+        options={**times, "skip_circuit_breaker": True, "retry": {"max_attempts": 2, "backoff_ms": 50}},
         resource_class="io",
         correlation={"trace_id": "tr"},
         decision={"why": "cheap"},
         metadata={"k": "v"},
         invented_later={"x": 1},
     )
-
-    assert found == ExecAssignment(
-        "a",
-        "r",
-        Job("x", {"a": 1}, None, {"class": "gpu"}),
-        "1",
-        "t",
-        Executor("p", "nats"),
-        AssignmentOptions("high", 5, 6, 7, True, RetryOptions(2, 50)),
-        "io",
-        Correlation("tr"),
-        {"why": "cheap"},
-        {"k": "v"},
-    )
+    job, executor = Job("x", {"a": 1}, None, {"class": "gpu"}), messages.Executor("p", "nats")
+    options = AssignmentOptions("high", 5, 6, 7, True, messages.RetryOptions(2, 50))
+    first, last = ("a", "r", job, "1", "t", executor, options, "io"), ({"why": "cheap"}, {"k": "v"})
+    assert found == ExecAssignment(*first, Correlation("tr"), *last)
 
 
-@for_each_row(("given", "number"), [("low", -10), ("normal", 0), ("high", 10), ("critical", 20), (7, 7), (-3, -3)])
-def test_a_priority_is_a_number_or_a_word(given: int | str, number: int) -> None:
-    assert read(options={"priority": given}).priority == number
+def test_a_priority_is_a_number_or_a_word() -> None:
+    given = ("low", "normal", "high", "critical", 7, -3)
+    assert [read(options={"priority": one}).priority for one in given] == [-10, 0, 10, 20, 7, -3]
 
 
 @for_each_row(
@@ -174,38 +144,23 @@ def test_retries_have_two_names(options: dict[str, Any], retries: int | None) ->
         ({}, {"timeout_ms": True}, 30_000),
     ],
 )
-def test_the_timeout_comes_from_the_options_then_the_payload(
-    options: dict[str, Any], payload: dict[str, Any], timeout: int
-) -> None:
+def test_the_timeout_is_of_options_or_payload(options: dict[str, Any], payload: dict[str, Any], timeout: int) -> None:
     assert read(options=options, job={"type": "x", "payload": payload}).timeout_ms == timeout
 
 
-@for_each_row(
-    ("job", "said", "expected"),
-    [
-        ({"type": "http.request"}, None, "io"),
-        ({"type": "fs.blob_put"}, None, "io"),
-        ({"type": "http"}, None, "io"),
-        ({"type": "fs_blob_get"}, None, "io"),
-        ({"type": "ai.embed"}, None, "gpu"),
-        ({"type": "media.cut"}, None, "gpu"),
-        ({"type": "sql.query"}, None, "cpu"),
-        ({"type": "sql"}, None, "cpu"),
-        ({"type": "invoice.render"}, None, "cpu"),
-        ({"type": "https.x"}, None, "cpu"),
-        ({"type": "http.request"}, "gpu", "gpu"),
-        ({"type": "http.request", "resources": {"class": "cpu"}}, None, "cpu"),
-        ({"type": "http.request", "resources": {"class": "cpu"}}, "gpu", "gpu"),
-        ({"type": "http.request", "resources": {"class": 5}}, None, "io"),
-        ({"type": "http.request", "resources": {"class": ""}}, None, "io"),
-        ({"type": "http.request", "resources": {}}, None, "io"),
-    ],
-)
-def test_the_pool_is_the_one_said_else_the_types(job: dict[str, Any], said: str | None, expected: str) -> None:
-    assert resource_class(read(job=job, resource_class=said)) == expected
+def test_the_pool_is_the_one_said_else_the_types() -> None:
+    def pools(*types: str, said: str | None = None, **job: Any) -> set[str]:
+        return {messages.resource_class(read(job={"type": one, **job}, resource_class=said)) for one in types}
 
+    assert pools("http.request", "fs.blob_put", "http", "fs_blob_get") == {"io"}
+    assert pools("ai.embed", "media.cut") == {"gpu"}
+    assert pools("sql.query", "sql", "invoice.render", "https.x") == {"cpu"}
+    assert pools("http.request", said="gpu") == {"gpu"}
+    assert pools("http.request", resources={"class": "cpu"}) == {"cpu"}
+    assert pools("http.request", resources={"class": "cpu"}, said="gpu") == {"gpu"}
+    for resources in ({"class": 5}, {"class": ""}, {}):
+        assert pools("http.request", resources=resources) == {"io"}, resources
 
-# ---- headers --------------------------------------------------------------------------------------------------------
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -225,7 +180,6 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 )
 def test_headers_beat_the_payload(headers: dict[str, str], trace: str, tenant: str) -> None:
     found = read_assignment(body(tenant_id="pt", correlation={"trace_id": "tp"}), headers)
-
     assert isinstance(found, ExecAssignment)
     assert (found.trace_id, found.tenant_id, found.assignment_id) == (trace, tenant, "a")
 
@@ -241,23 +195,15 @@ NOT_TRACEPARENTS = (
 def test_the_header_traceparent_beats_the_payloads_and_keeps_the_given_trace_id() -> None:
     own = f"00-{'1' * 32}-{'2' * 16}-00"
     payload = body(correlation={"trace_id": "tp", "traceparent": own})
-
     found = [read_assignment(payload, headers) for headers in ({}, {"trace_id": "th"}, {"traceparent": TRACEPARENT})]
-
-    assert [(one.trace_id, one.traceparent) for one in found if isinstance(one, ExecAssignment)] == [
-        ("tp", own),
-        ("th", own),
-        (TRACE, TRACEPARENT),
-    ]
-
-
-def test_a_payloads_traceparent_gives_the_trace_id_where_none_is_said() -> None:
-    found = read(correlation={"traceparent": TRACEPARENT})
-    assert (found.trace_id, found.traceparent) == (TRACE, TRACEPARENT)
-    assert trace_of(f"01-{TRACE}-{SPAN}-01-what-a-later-version-says") == TRACE
+    told = [(one.trace_id, one.traceparent) for one in found if isinstance(one, ExecAssignment)]
+    assert told == [("tp", own), ("th", own), (TRACE, TRACEPARENT)]
+    alone = read(correlation={"traceparent": TRACEPARENT})
+    assert (alone.trace_id, alone.traceparent) == (TRACE, TRACEPARENT), "it gives the id where none is said"
+    assert messages.trace_of(f"01-{TRACE}-{SPAN}-01-what-a-later-version-says") == TRACE
 
 
-@pytest.mark.parametrize("text", NOT_TRACEPARENTS)
+@for_each_row("text", NOT_TRACEPARENTS)
 def test_a_traceparent_that_is_not_valid_is_ignored(text: str) -> None:
     by_header = read_assignment(body(), {"traceparent": text})
     assert isinstance(by_header, ExecAssignment)
@@ -265,13 +211,11 @@ def test_a_traceparent_that_is_not_valid_is_ignored(text: str) -> None:
         assert (found.trace_id, found.traceparent) == (None, None)
 
 
-def test_the_versions_header_beats_the_payload_both_ways() -> None:
+def test_headers_beat_the_version_of_the_payload_both_ways_and_have_the_same_bounds() -> None:
     assert isinstance(read_assignment(body(version="9"), {"version": "1"}), ExecAssignment)
     assert refused(body(version="1"), {"version": "2"}).field == "version"
-    assert read().trace_id is None
-
-
-# ---- what is refused ------------------------------------------------------------------------------------------------
+    assert refused(body(), {"tenant_id": "x" * 257}).field == "tenant_id"
+    assert refused(body(), {"trace_id": "a\tb"}).field == "correlation.trace_id"
 
 
 @for_each_row(
@@ -279,7 +223,6 @@ def test_the_versions_header_beats_the_payload_both_ways() -> None:
 )
 def test_what_is_no_json_is_an_error_that_says_so(raw: bytes) -> None:
     found = refused(raw)
-
     assert found.message.startswith("the message: not JSON: ")
     assert (found.readable, found.ack_status, found.assignment_id, found.field) == (False, AckStatus.ERROR, "", "")
 
@@ -287,92 +230,71 @@ def test_what_is_no_json_is_an_error_that_says_so(raw: bytes) -> None:
 @for_each_row("raw", [b"null", b"[]", b"5", b'"text"', b"[" * 100_000])
 def test_json_that_is_no_object_is_refused(raw: bytes) -> None:
     found = refused(raw)
-
     assert found.message.startswith("the message: Expected `object`")
     assert found.ack_status is AckStatus.REJECTED
 
 
 def test_nesting_without_end_is_refused_and_crashes_nothing() -> None:
     deep = b'{"assignment_id":"a","request_id":"r","job":{"type":"x","payload":' + b'{"a":' * 5000 + b"1" + b"}" * 5002
-
     assert "recursion" in refused(deep).message
 
 
 @for_each_row(
-    ("changes", "field"),
+    ("field", "given"),
     [
-        ({"assignment_id": None}, "assignment_id"),
-        ({"assignment_id": 5}, "assignment_id"),
-        ({"assignment_id": ""}, "assignment_id"),
-        ({"assignment_id": "x" * 257}, "assignment_id"),
-        ({"assignment_id": "a\nb"}, "assignment_id"),
-        ({"request_id": []}, "request_id"),
-        ({"request_id": ""}, "request_id"),
-        ({"job": "x"}, "job"),
-        ({"job": {}}, "job.type"),
-        ({"job": {"type": ""}}, "job.type"),
-        ({"job": {"type": 5}}, "job.type"),
-        ({"job": {"type": "x", "payload": []}}, "job.payload"),
-        ({"job": {"type": "x", "payload_ref": 5}}, "job.payload_ref"),
-        ({"job": {"type": "x", "payload": {"timeout_ms": 0}}}, "job.payload.timeout_ms"),
-        ({"version": "2"}, "version"),
-        ({"version": 1}, "version"),
-        ({"options": {"priority": "urgent"}}, "options.priority"),
-        ({"options": {"priority": 1.5}}, "options.priority"),
-        ({"options": {"priority": 1_000_001}}, "options.priority"),
-        ({"options": {"priority": -1_000_001}}, "options.priority"),
-        ({"options": {"deadline_ms": 0}}, "options.deadline_ms"),
-        ({"options": {"deadline_ms": -1}}, "options.deadline_ms"),
-        ({"options": {"deadline_ms": "5"}}, "options.deadline_ms"),
-        ({"options": {"deadline_ms": True}}, "options.deadline_ms"),
-        ({"options": {"deadline_ms": 10**30}}, "options.deadline_ms"),
-        ({"options": {"deadline_ms": LONGEST_MS + 1}}, "options.deadline_ms"),
-        ({"options": {"timeout_ms": 0}}, "options.timeout_ms"),
-        ({"options": {"timeout_ms": LONGEST_MS + 1}}, "options.timeout_ms"),
-        ({"options": {"retry_count": -1}}, "options.retry_count"),
-        ({"options": {"retry_count": 101}}, "options.retry_count"),
-        ({"options": {"retry": {"max_attempts": -1}}}, "options.retry.max_attempts"),
-        ({"options": {"retry": {"max_attempts": 101}}}, "options.retry.max_attempts"),
-        ({"options": {"retry": {"backoff_ms": -1}}}, "options.retry.backoff_ms"),
-        ({"options": {"retry": {"backoff_ms": 86_400_001}}}, "options.retry.backoff_ms"),
-        ({"tenant_id": 5}, "tenant_id"),
-        ({"resource_class": []}, "resource_class"),
+        ("assignment_id", [None, 5, "", "x" * 257, "a\nb"]),
+        ("request_id", [[], ""]),
+        ("job", ["x"]),
+        ("job.type", [..., "", 5]),
+        ("job.payload", [[]]),
+        ("job.payload_ref", [5]),
+        ("job.payload.timeout_ms", [0]),
+        ("version", ["2", 1]),
+        ("options.priority", ["urgent", 1.5, 1_000_001, -1_000_001]),
+        ("options.deadline_ms", [0, -1, "5", True, 10**30, LONGEST_MS + 1]),
+        ("options.timeout_ms", [0, LONGEST_MS + 1]),
+        ("options.retry_count", [-1, 101]),
+        ("options.retry.max_attempts", [-1, 101]),
+        ("options.retry.backoff_ms", [-1, 86_400_001]),
+        ("tenant_id", [5]),
+        ("resource_class", [[]]),
     ],
 )
-def test_a_wrong_field_is_named(changes: dict[str, Any], field: str) -> None:
-    found = refused(body(**changes))
+def test_a_wrong_field_is_named(field: str, given: list[Any]) -> None:
+    for value in given:
+        found = refused(json.dumps(with_field(field, value)).encode())
+        assert found.field == field
+        assert found.message.startswith(f"{field}: ")
+        assert found.ack_status is AckStatus.REJECTED
+        assert field == "assignment_id" or found.assignment_id == "a"
 
-    assert found.field == field
-    assert found.message.startswith(f"{field}: ")
-    assert found.ack_status is AckStatus.REJECTED
-    assert found.assignment_id == ("a" if "assignment_id" not in changes else found.assignment_id)
+
+def with_field(path: str, value: Any) -> dict[str, Any]:
+    """The least assignment with this field; without it, if the value is `...`."""
+    *outer, last = path.split(".")
+    found: dict[str, Any] = {**LEAST, "job": {"type": "x"}}
+    inner = found
+    for name in outer:
+        inner = inner.setdefault(name, {})
+    inner[last] = value
+    if value is ...:
+        del inner[last]
+    return found
 
 
-@pytest.mark.parametrize("field", ["assignment_id", "request_id", "job"])
+@for_each_row("field", ["assignment_id", "request_id", "job"])
 def test_a_missing_field_is_named(field: str) -> None:
-    raw = json.dumps({name: value for name, value in LEAST.items() if name != field}).encode()
-
-    assert refused(raw).message == f"{field}: missing"
-    assert refused(raw).field == field
+    found = refused(json.dumps(with_field(field, ...)).encode())
+    assert (found.message, found.field) == (f"{field}: missing", field)
 
 
-@for_each_row(
-    "options",
-    [
-        {"deadline_ms": 1},
-        {"deadline_ms": LONGEST_MS},
-        {"timeout_ms": 1},
-        {"timeout_ms": LONGEST_MS},
-        {"retry_count": 0},
-        {"retry_count": 100},
-        {"retry": {"max_attempts": 0, "backoff_ms": 0}},
-        {"retry": {"max_attempts": 100, "backoff_ms": 86_400_000}},
-        {"priority": 1_000_000},
-        {"priority": -1_000_000},
-    ],
-)
-def test_the_bounds_themselves_are_accepted(options: dict[str, Any]) -> None:
-    assert isinstance(read_assignment(body(options=options)), ExecAssignment)
+def test_the_bounds_themselves_are_accepted() -> None:
+    most = {"max_attempts": 100, "backoff_ms": 86_400_000}
+    least = {"deadline_ms": 1, "timeout_ms": 1, "retry_count": 0, "retry": dict.fromkeys(most, 0)}
+    assert read(options={**least, "priority": -1_000_000}).options.deadline_ms == 1
+    largest = {"deadline_ms": LONGEST_MS, "timeout_ms": LONGEST_MS, "retry_count": 100, "retry": most}
+    assert read(options={**largest, "priority": 1_000_000}).options.deadline_ms == LONGEST_MS
+    assert read(assignment_id="x" * 256).assignment_id == "x" * 256
 
 
 def test_the_messages_say_what_is_accepted() -> None:
@@ -408,39 +330,23 @@ def test_every_text_has_a_bound_and_no_control_characters(field: str, changes: A
         assert (found.field, found.assignment_id, found.ack_status) == (field, "a", AckStatus.REJECTED)
 
 
-@pytest.mark.parametrize(
-    ("headers", "field"), [({"tenant_id": "x" * 257}, "tenant_id"), ({"trace_id": "a\tb"}, "correlation.trace_id")]
-)
-def test_headers_have_the_same_bounds(headers: dict[str, str], field: str) -> None:
-    assert refused(body(), headers).field == field
-
-
-@pytest.mark.parametrize(
-    "changes", [{"version": "9" * 900_000}, {"options": {"priority": "x" * 900_000}}, {"assignment_id": "x" * 900_000}]
-)
-def test_an_answer_is_short_however_long_the_mistake_is(changes: dict[str, Any]) -> None:
-    found = refused(body(**changes))
+@for_each_row("field", ["version", "options.priority", "assignment_id"])
+def test_an_answer_is_short_however_long_the_mistake_is(field: str) -> None:
+    found = refused(json.dumps(with_field(field, "9" * 900_000)).encode())
     assert len(found.message) < 300
     assert len(found.assignment_id) <= 256
     assert refused(body(assignment_id="a\x00b")).assignment_id == ""
 
 
-def test_ids_of_the_longest_length_are_accepted() -> None:
-    assert read(assignment_id="x" * 256).assignment_id == "x" * 256
-
-
 def test_ten_megabytes_are_refused_and_the_sender_is_told_which_it_was() -> None:
     found = refused(body(metadata={"text": "x" * 10_000_000}))
-
-    assert found.assignment_id == "a"
-    assert found.ack_status is AckStatus.REJECTED
-    assert found.message.endswith("accepted: at most 1048576")
+    assert (found.assignment_id, found.ack_status) == ("a", AckStatus.REJECTED)
     assert found.message.startswith("the message: it has 1000")
+    assert found.message.endswith("accepted: at most 1048576")
 
 
 def test_the_largest_message_is_accepted_and_one_byte_more_is_not() -> None:
     room = LARGEST_MESSAGE - len(body(metadata={"t": ""}))
-
     assert isinstance(read_assignment(body(metadata={"t": "x" * room})), ExecAssignment)
     assert isinstance(read_assignment(body(metadata={"t": "x" * (room + 1)})), InvalidMessage)
 
@@ -458,16 +364,13 @@ def test_the_largest_message_is_accepted_and_one_byte_more_is_not() -> None:
 )
 def test_an_id_is_told_only_if_it_can_be_found(raw: bytes, name: str, status: AckStatus) -> None:
     found = refused(raw)
-
     assert (found.assignment_id, found.ack_status) == (name, status)
 
 
-@pytest.mark.parametrize("number", [b"1e999", b"1" * 5000])
+@for_each_row("number", [b"1e999", b"1" * 5000])
 def test_a_number_that_no_machine_holds_is_refused(number: bytes) -> None:
-    raw = b'{"assignment_id":"a","request_id":"r","job":{"type":"x","payload":{"a":' + number + b"}}}"
-
-    assert refused(raw).field == "job.payload[...]"
-    assert refused(raw).assignment_id == "a"
+    found = refused(b'{"assignment_id":"a","request_id":"r","job":{"type":"x","payload":{"a":' + number + b"}}}")
+    assert (found.field, found.assignment_id) == ("job.payload[...]", "a")
 
 
 @given(st.binary(max_size=300))
@@ -477,62 +380,31 @@ def test_no_bytes_at_all_raise(raw: bytes) -> None:
 
 def test_an_assignment_that_was_built_here_is_checked_the_same_way() -> None:
     good = ExecAssignment("a", "r", Job("x"))
-
-    assert checked(good) is good
-    bad = checked(ExecAssignment("", "r", Job("x")))
+    assert messages.checked(good) is good
+    bad = messages.checked(ExecAssignment("", "r", Job("x")))
     assert isinstance(bad, InvalidMessage)
     assert (bad.field, bad.readable) == ("assignment_id", True)
 
 
-# ---- the bytes ------------------------------------------------------------------------------------------------------
-
-
-def test_the_baselines_ack_has_no_new_field() -> None:
-    assert encode(ExecAssignmentAck("a", AckStatus.ACCEPTED, "Assignment queued")) == (
-        b'{"assignment_id":"a","status":"accepted","message":"Assignment queued"}'
-    )
-
-
-def test_version_2s_ack_has_every_overload_field_even_when_it_is_nothing() -> None:
+def test_the_baselines_ack_has_no_new_field_and_version_2s_has_each_even_when_it_is_nothing() -> None:
+    ack = ExecAssignmentAck("a", AckStatus.ACCEPTED, "Assignment queued")
+    assert encode(ack) == b'{"assignment_id":"a","status":"accepted","message":"Assignment queued"}'
     ack = ExecAssignmentAck("a", AckStatus.REJECTED, "Queue full", OverloadStatus.HEALTHY, 0, "w1", "queue_full", 0)
-
     assert encode(ack) == (
         b'{"assignment_id":"a","status":"rejected","message":"Queue full","overload_status":"healthy","queue_depth":0,'
         b'"worker_id":"w1","reason":"queue_full","retry_after_ms":0}'
     )
 
 
-def test_the_baselines_result_has_only_what_always_goes() -> None:
+def test_the_baselines_result_has_only_what_always_goes_and_version_2s_every_field() -> None:
     result = ExecResult("a", "r", ResultStatus.SUCCESS, "p", ResultJob("x"), 0, 0, retries_used=0)
-
     assert encode(result) == (
         b'{"assignment_id":"a","request_id":"r","status":"success","provider_id":"p","job":{"type":"x"},"latency_ms":0,'
         b'"cost":0,"retries_used":0}'
     )
-
-
-def test_version_2s_result_has_every_field() -> None:
-    result = ExecResult(
-        "a",
-        "r",
-        ResultStatus.ERROR,
-        "p",
-        ResultJob("x"),
-        1.5,
-        0.25,
-        "tr",
-        "te",
-        1700000000000,
-        0,
-        OverloadStatus.HEALTHY,
-        "w",
-        2,
-        "HTTP_ERROR",
-        "boom",
-        {"k": 1},
-    )
-
-    assert encode(result) == (
+    first, ended = ("a", "r", ResultStatus.ERROR, "p", ResultJob("x")), ("HTTP_ERROR", "boom", {"k": 1})
+    whole = ExecResult(*first, 1.5, 0.25, "tr", "te", 1700000000000, 0, OverloadStatus.HEALTHY, "w", 2, *ended)
+    assert encode(whole) == (
         b'{"assignment_id":"a","request_id":"r","status":"error","provider_id":"p","job":{"type":"x"},"latency_ms":1.5,'
         b'"cost":0.25,"trace_id":"tr","tenant_id":"te","timestamp":1700000000000,"queue_depth":0,'
         b'"overload_status":"healthy","worker_id":"w","retries_used":2,"error_code":"HTTP_ERROR","error_message":"boom",'
@@ -541,39 +413,26 @@ def test_version_2s_result_has_every_field() -> None:
 
 
 def test_an_assignment_survives_the_wire() -> None:
-    given_ = ExecAssignment(
-        "a", "r", Job("x", {"n": 1}), options=AssignmentOptions("high", 5), correlation=Correlation("t")
-    )
-
-    assert read_assignment(encode(given_)) == given_
+    options, correlation = AssignmentOptions("high", 5), Correlation("t")
+    sent = ExecAssignment("a", "r", Job("x", {"n": 1}), options=options, correlation=correlation)
+    assert read_assignment(encode(sent)) == sent
 
 
 def test_an_assignment_is_written_with_its_version_and_without_what_is_not_set() -> None:
     written = b'{"assignment_id":"a","request_id":"r","job":{"type":"x"},"version":"1"}'
-
     assert encode(ExecAssignment("a", "r", Job("x"))) == written
-    assert encode(_read(b'{"assignment_id":"a","request_id":"r","job":{"type":"x"}}')) == written
-
-
-def _read(body: bytes) -> ExecAssignment:
-    read = read_assignment(body)
-    assert isinstance(read, ExecAssignment)
-    return read
+    assert encode(read(job={"type": "x"})) == written
 
 
 def test_the_small_messages() -> None:
-    beat = Heartbeat("w", 5, {"io": ClassHealth(OverloadStatus.HEALTHY, 0, 1, 8)}, incarnation="w#1", store="5f")
-
-    assert encode(beat) == (
+    health = messages.ClassHealth(OverloadStatus.HEALTHY, 0, 1, 8)
+    assert encode(messages.Heartbeat("w", 5, {"io": health}, incarnation="w#1", store="5f")) == (
         b'{"worker_id":"w","timestamp":5,"classes":{"io":{"status":"healthy","queue_depth":0,"active":1,"capacity":8}},'
         b'"draining":false,"incarnation":"w#1","store":"5f","leaving":false}'
     )
-    assert encode(Cancel("a")) == b'{"assignment_id":"a"}'
-    assert encode(Cancel("a", "why")) == b'{"assignment_id":"a","reason":"why"}'
-    assert encode(Fleet(3)) == b'{"workers":3}'
-
-
-# ---- steps ----------------------------------------------------------------------------------------------------------
+    assert encode(messages.Cancel("a")) == b'{"assignment_id":"a"}'
+    assert encode(messages.Cancel("a", "why")) == b'{"assignment_id":"a","reason":"why"}'
+    assert encode(messages.Fleet(3)) == b'{"workers":3}'
 
 
 def test_a_steps_request_and_result_have_the_documented_defaults() -> None:
@@ -581,30 +440,22 @@ def test_a_steps_request_and_result_have_the_documented_defaults() -> None:
     assert StepResult() == StepResult(StepStatus.OK, ErrorCode.none, {}, "", {}, 0.0, 0, 0, OverloadStatus.HEALTHY)
     assert [status.value for status in StepStatus] == ["ok", "error", "timeout", "cancelled"]
     assert [status.value for status in ResultStatus] == ["success", "error", "timeout", "cancelled"]
-    assert StepResult().ok
-    assert not StepResult(StepStatus.TIMEOUT).ok
+    assert (StepResult().ok, StepResult(StepStatus.TIMEOUT).ok) == (True, False)
 
 
 def test_a_steps_request_is_what_its_assignment_asks_for_by_either_name() -> None:
     job = {"type": "x", "payload": {"a": 1, "timeout_ms": 700}, "resources": {"class": "gpu"}}
     asked = read(job=job, options={"retry_count": 1, "retry": {"max_attempts": 4}})
-
     assert StepRequest.of(asked) == StepRequest("x", {"a": 1, "timeout_ms": 700}, {"class": "gpu"}, 700, 4)
     assert StepRequest.of(read()) == StepRequest("http.request")
 
 
-@pytest.mark.parametrize(
-    ("skip_retries", "factor", "expected"),
-    [
-        (False, 1.0, StepRequest("x", timeout_ms=1000, retry_count=5)),
-        (True, 0.8, StepRequest("x", timeout_ms=800, retry_count=0)),
-        (False, 0.0001, StepRequest("x", timeout_ms=1, retry_count=5)),
-    ],
-)
-def test_a_degraded_request_asks_for_less(skip_retries: bool, factor: float, expected: StepRequest) -> None:
+def test_a_degraded_request_asks_for_less() -> None:
     request = StepRequest("x", timeout_ms=1000, retry_count=5)
-
-    assert request.degraded(skip_retries=skip_retries, timeout_factor=factor) == expected
+    asked = [(False, 1.0, 1000, 5), (True, 0.8, 800, 0), (False, 0.0001, 1, 5)]
+    for skip, factor, timeout_ms, retries in asked:
+        less = request.degraded(skip_retries=skip, timeout_factor=factor)
+        assert less == StepRequest("x", timeout_ms=timeout_ms, retry_count=retries)
 
 
 @for_each_row(
@@ -620,35 +471,145 @@ def test_a_degraded_request_asks_for_less(skip_retries: bool, factor: float, exp
         ({}, {}, None),
     ],
 )
-def test_a_status_is_read_from_the_metadata_then_the_outputs(
-    metadata: dict[str, Any], outputs: dict[str, Any], status: int | None
-) -> None:
+def test_a_status_is_metadata_or_output(metadata: dict[str, Any], outputs: dict[str, Any], status: int | None) -> None:
     assert StepResult(metadata=metadata, outputs=outputs).http_status == status
 
 
+def test_a_part_is_called_what_a_subject_and_a_queue_can_hold() -> None:
+    names = ("worker-1", "ü", "", "a b", "a.b", "a>", "a\n")
+    assert [messages.can_name_a_part(name) for name in names] == [True, True, *[False] * 5]
+
+
 @for_each_row(
-    ("name", "fits"),
-    [("worker-1", True), ("ü", True), ("", False), ("a b", False), ("a.b", False), ("a>", False), ("a\n", False)],
-)
-def test_a_part_is_called_what_a_subject_and_a_queue_can_hold(name: str, fits: bool) -> None:
-    assert messages.can_name_a_part(name) is fits
-
-
-@pytest.mark.parametrize(
-    ("job", "field"),
+    ("kind", "headers", "field"),
     [
-        (
-            {"type": "http.request", "payload": {"headers": {"A": "fine", "X-Name": "José"}}},
-            "job.payload.headers.X-Name",
-        ),
-        ({"type": "http", "payload": {"headers": {"X-Name": "José"}}}, "job.payload.headers.X-Name"),
-        ({"type": "http.request", "payload": {"headers": {"X-Name": 'a; b="José"', "N": 1}}}, ""),
-        ({"type": "http.request", "payload": {"headers": ["José"]}}, ""),
-        ({"type": "own.step", "payload": {"headers": {"X-Name": "José"}}}, ""),
+        ("http.request", {"A": "fine", "X-Name": "José"}, "job.payload.headers.X-Name"),
+        ("http", {"X-Name": "José"}, "job.payload.headers.X-Name"),
+        ("http.request", {"X-Name": 'a; b="José"', "N": 1}, ""),
+        ("http.request", ["José"], ""),
+        ("own.step", {"X-Name": "José"}, ""),
     ],
 )
-def test_a_header_that_no_request_can_carry_is_a_mistake(job: dict[str, Any], field: str) -> None:
-    body = json.dumps({"assignment_id": "a", "request_id": "r", "job": job}).encode()
-    found = read_assignment(body)
-
+def test_a_header_that_no_request_can_carry_is_a_mistake(kind: str, headers: Any, field: str) -> None:
+    found = read_assignment(body(job={"type": kind, "payload": {"headers": headers}}))
     assert (found.field if isinstance(found, InvalidMessage) else "") == field
+
+
+KINDS: dict[str, Any] = {
+    "object": dict,
+    "string": str,
+    "integer": int,
+    "boolean": bool,
+    "null": type(None),
+    "number": (int, float),
+}
+KNOWN = {
+    *("$schema", "$defs", "$ref", "title", "description", "default", "type", "properties", "required", "enum", "anyOf"),
+    *("additionalProperties", "minimum", "maximum", "minLength", "maxLength", "items"),
+}
+
+
+def is_valid(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
+    """Whether the value matches, by the keywords that these schemas use; any other keyword is an error of the test."""
+    assert set(schema) <= KNOWN, set(schema) - KNOWN
+    if "$ref" in schema:
+        return is_valid(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    if "anyOf" in schema and not any(is_valid(value, one, root) for one in schema["anyOf"]):
+        return False
+    if "type" in schema:
+        kind = KINDS[schema["type"]]
+        if not isinstance(value, kind) or (isinstance(value, bool) and schema["type"] != "boolean"):
+            return False
+    if isinstance(value, str) and not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
+        return False
+    if isinstance(value, int) and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+        return False
+    if not isinstance(value, dict) or "properties" not in schema:
+        return True
+    fields = schema["properties"]
+    if not set(schema.get("required", ())) <= set(value):
+        return False
+    if schema.get("additionalProperties") is False and not set(value) <= set(fields):
+        return False
+    return all(is_valid(one, fields[name], root) for name, one in value.items() if name in fields)
+
+
+JOB: dict[str, Any] = {"type": "t"}
+SAMPLES: list[tuple[dict[str, Any], bool]] = [
+    ({"job": JOB}, True),
+    ({"job": {"type": "t", "payload": {"any": [1, None, {"x": "y"}]}, "resources": {"class": "gpu"}}}, True),
+    ({"job": JOB, "assignment_id": "x", "request_id": "y", "tenant_id": None, "version": "1"}, True),
+    ({"job": JOB, "options": {"priority": "high", "deadline_ms": 1, "timeout_ms": LONGEST_MS}}, True),
+    ({"job": JOB, "options": {"priority": -5, "attempt_timeout_ms": 9, "retry_count": 0}}, True),
+    ({"job": JOB, "options": {"retry": {"max_attempts": 100, "backoff_ms": 0}, "skip_circuit_breaker": True}}, True),
+    ({"job": JOB, "executor": {"provider_id": "p"}, "correlation": {"trace_id": "t"}, "metadata": {"a": 1}}, True),
+    ({}, False),
+    ({"job": {}}, False),
+    ({"job": {"type": ""}}, False),
+    ({"job": {"type": "t" * (LONGEST_ID + 1)}}, False),
+    ({"job": {"type": "t", "inputs": {}}}, False),
+    ({"job": JOB, "assigment_id": "x"}, False),
+    ({"job": JOB, "assignment_id": ""}, False),
+    ({"job": JOB, "assignment_id": 5}, False),
+    ({"job": JOB, "version": "2"}, False),
+    ({"job": JOB, "options": {"priority": "urgent"}}, False),
+    ({"job": JOB, "options": {"priority": 10**7}}, False),
+    ({"job": JOB, "options": {"deadline_ms": 0}}, False),
+    ({"job": JOB, "options": {"deadline_ms": "5"}}, False),
+    ({"job": JOB, "options": {"timeout_ms": LONGEST_MS + 1}}, False),
+    ({"job": JOB, "options": {"retry_count": 101}}, False),
+    ({"job": JOB, "options": {"retry": {"backoff": 5}}}, False),
+]
+
+
+@for_each_row(("value", "accepted"), SAMPLES)
+def test_the_schema_of_an_assignment_accepts_what_a_file_may_have_alone(value: dict[str, Any], accepted: bool) -> None:
+    schema = assignment_schema()
+    is_read = not isinstance(written_assignment(value, "a", "r"), InvalidMessage)
+    assert (is_valid(value, schema, schema), is_read) == (accepted, accepted)
+
+
+def test_every_field_of_both_records_is_described() -> None:
+    for schema, kind in ((assignment_schema(), ExecAssignment), (result_schema(), ExecResult)):
+        assert set(schema["properties"]) == set(kind.__struct_fields__)
+        parts = [schema, *(one for one in schema["$defs"].values() if "properties" in one)]
+        assert [name for part in parts for name, one in part["properties"].items() if not one.get("description")] == []
+
+
+def test_results_match_their_schema() -> None:
+    schema = result_schema()
+    least = ExecResult("a", "r", ResultStatus.SUCCESS, "w", ResultJob("t"))
+    load = OverloadStatus.HEALTHY
+    whole = ExecResult("a", "r", ResultStatus.ERROR, "w", ResultJob("t"), 1.5, 0, "trace", "acme", 1, 2, load, "w", 3)
+    whole = structs.replace(whole, error_code="HTTP_ERROR", error_message="500", output={"status_code": 500})
+    for one in (least, whole):
+        assert is_valid(json.loads(encode(one)), schema, schema)
+    wrong: dict[str, Any]
+    for wrong in ({"status": "done"}, {"error_code": "http_error"}, {"retries_used": "3"}, {"job": {}}):
+        assert not is_valid({**json.loads(encode(whole)), **wrong}, schema, schema), wrong
+
+
+def test_the_command_prints_each_schema_and_refuses_other_words() -> None:
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "reefknot", "config", "schema", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert json.loads(command("--of", "assignment").stdout) == assignment_schema()
+    assert json.loads(command("--of", "result").stdout) == result_schema()
+    refused = command("--of", "asignment")
+    assert (refused.returncode, "did you mean 'assignment'?" in refused.stderr) == (2, True)
+
+
+def test_the_schemas_of_the_wire_are_all_there_described_and_open_to_fields_of_newer_versions() -> None:
+    parts = wire_schemas("#/$defs/{name}")
+    root = {"$defs": parts}
+    assert {one.__name__ for one in WIRE} <= parts.keys()
+    assert [name for name, part in parts.items() if part.get("additionalProperties") is False] == []
+    assert "comes back in the result" in parts["ExecAssignment"]["properties"]["request_id"]["description"]
+    assignment = {"assignment_id": "a", "request_id": "r", "job": {"type": "own.step"}, "later": 1}
+    assert is_valid(assignment, parts["ExecAssignment"], root)
+    assert not is_valid(assignment | {"request_id": "x" * (LONGEST_ID + 1)}, parts["ExecAssignment"], root)
+    result = ExecResult("a", "r", ResultStatus.SUCCESS, "w1", ResultJob("own.step"))
+    assert is_valid(json.loads(encode(result)), parts["ExecResult"], root)

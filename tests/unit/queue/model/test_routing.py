@@ -4,26 +4,20 @@ import random
 from typing import Any
 
 import msgspec
-import pytest
 from msgspec import structs
 
+from reefknot.queue.model import routing
 from reefknot.queue.model.admission import OverloadStatus
 from reefknot.queue.model.routing import (
-    HEARTBEAT_S,
-    MISSED_UNTIL_GONE,
-    MOST_RECORDED,
     MOST_UNACKED,
-    PROBE_EVERY_S,
     Candidate,
     Chosen,
     Nobody,
-    RoutingInputs,
     Why,
     WorkerHealth,
     WorkerRanking,
     choose_worker,
     too_late_everywhere,
-    worker_state,
 )
 from tests.rows import for_each_row
 
@@ -41,7 +35,19 @@ HEALTHY, DEGRADED, OVERLOADED, CRITICAL = OverloadStatus
     ],
 )
 def test_a_worker_has_one_state(draining: bool, leaving: bool, gone: bool, state: str) -> None:
-    assert worker_state(draining=draining, leaving=leaving, gone=gone) == state
+    assert routing.worker_state(draining=draining, leaving=leaving, gone=gone) == state
+
+
+def test_the_documented_times_words_and_defaults() -> None:
+    assert (routing.HEARTBEAT_S, routing.MISSED_UNTIL_GONE, routing.PROBE_EVERY_S, MOST_UNACKED) == (1.0, 3, 2.0, 64)
+    assert WorkerHealth("w") == WorkerHealth("w", HEALTHY, 0, 0, 1, 0.0, None, float("-inf"), 0)
+    assert Chosen("w").probe is False
+    assert [why.value for why in Why] == [
+        "no worker is there",
+        "every worker is critical",
+        "every worker is overloaded, and this one waits",
+        "enough is on its way without an answer",
+    ]
 
 
 def worker(name: str, status: OverloadStatus = HEALTHY, **known: object) -> WorkerHealth:
@@ -54,49 +60,18 @@ def chosen(*workers: WorkerHealth, draw: float = 0.9) -> str | Why:
     return answer.worker_id if isinstance(answer, Chosen) else answer.why
 
 
-def test_the_documented_times() -> None:
-    assert (HEARTBEAT_S, MISSED_UNTIL_GONE, PROBE_EVERY_S, MOST_UNACKED) == (1.0, 3, 2.0, 64)
-
-
-def test_what_is_not_known_of_a_worker_is_nothing_against_it() -> None:
-    assert WorkerHealth("w") == WorkerHealth("w", HEALTHY, 0, 0, 1, 0.0, None, float("-inf"), 0)
-    assert Chosen("w").probe is False
-
-
-@for_each_row(
-    ("statuses", "expected"),
-    [
-        ("hd", "a"),
-        ("dh", "b"),
-        ("od", "b"),
-        ("do", "a"),
-        ("oh", "b"),
-        ("ch", "b"),
-        ("cd", "b"),
-        ("co", "b"),
-        ("oo", "a"),
-        ("h", "a"),
-        ("d", "a"),
-        ("o", "a"),
-        ("c", Why.CRITICAL),
-        ("cc", Why.CRITICAL),
-        ("", Why.NO_WORKER),
-    ],
-)
-def test_healthy_before_degraded_before_overloaded_and_never_critical(statuses: str, expected: str) -> None:
+@for_each_row(("expected", "statuses"), [("a", "hd do oo h d o"), ("b", "dh od oh ch cd co"), (Why.CRITICAL, "c cc")])
+def test_healthy_before_degraded_before_overloaded_and_never_critical(expected: str, statuses: str) -> None:
     known = {status.value[0]: status for status in OverloadStatus}
-
-    assert chosen(*(worker(name, known[word]) for name, word in zip("ab", statuses, strict=False))) == expected
-
-
-@for_each_row(("draw", "expected"), [(0.0, Why.PASSED_OVER), (0.4999, Why.PASSED_OVER), (0.5, "a"), (0.99, "a")])
-def test_an_overloaded_worker_is_passed_over_half_of_the_time(draw: float, expected: str) -> None:
-    assert chosen(worker("a", OVERLOADED), draw=draw) == expected
+    for words in statuses.split():
+        assert chosen(*(worker(name, known[word]) for name, word in zip("ab", words, strict=False))) == expected, words
+    assert chosen() == Why.NO_WORKER
 
 
-@pytest.mark.parametrize("status", [HEALTHY, DEGRADED])
-def test_the_coin_is_only_for_overloaded_ones(status: OverloadStatus) -> None:
-    assert chosen(worker("a", status), draw=0.0) == "a"
+def test_an_overloaded_worker_alone_is_passed_over_half_of_the_time() -> None:
+    passed = [chosen(worker("a", OVERLOADED), draw=draw) for draw in (0.0, 0.4999, 0.5, 0.99)]
+    assert passed == [Why.PASSED_OVER, Why.PASSED_OVER, "a", "a"]
+    assert [chosen(worker("a", status), draw=0.0) for status in (HEALTHY, DEGRADED)] == ["a", "a"]
 
 
 @for_each_row(
@@ -111,59 +86,33 @@ def test_the_coin_is_only_for_overloaded_ones(status: OverloadStatus) -> None:
     ],
 )
 def test_among_equals_the_least_loaded_for_its_size(one: dict[str, Any], other: dict[str, Any], expected: str) -> None:
+    """The load is what waits, runs and is on its way."""
     assert chosen(worker("b", **other), worker("a", **one)) == expected
-
-
-def test_the_load_is_what_waits_runs_and_is_on_its_way() -> None:
     assert worker("a", queue_depth=3, active=2, unacked=1, capacity=4).load == 1.5
-    assert worker("a", active=3, capacity=1).load == 3.0
-    assert worker("a", active=3, capacity=0).load == 3.0
+    assert [worker("a", active=3, capacity=capacity).load for capacity in (0, 1)] == [3.0, 3.0]
 
 
 def test_a_worker_that_was_sent_much_without_an_answer_is_left_alone() -> None:
-    assert chosen(worker("a", unacked=63)) == "a"
-    assert chosen(worker("a", unacked=64)) == Why.UNACKED
+    assert [chosen(worker("a", unacked=number)) for number in (63, 64)] == ["a", Why.UNACKED]
     assert chosen(worker("a", unacked=64), worker("b", DEGRADED)) == "b"
+    assert names(WorkerRanking([worker("a", unacked=MOST_UNACKED - 2)], NOW), 3) == ["a", "a", Why.UNACKED]
 
 
 @for_each_row(("heartbeat", "is_gone"), [(97.0, False), (96.999, True), (0.0, True), (None, False)])
-def test_three_missed_heartbeats_and_it_is_gone_and_who_never_sent_one_is_unknown(
-    heartbeat: float | None, is_gone: bool
-) -> None:
+def test_after_three_missed_heartbeats_a_worker_is_gone(heartbeat: float | None, is_gone: bool) -> None:
     one = worker("a", heartbeat_at=heartbeat)
-
     assert one.gone(NOW) is is_gone
     assert chosen(one) == (Why.NO_WORKER if is_gone else "a")
+    assert one.gone_after == (float("inf") if heartbeat is None else heartbeat + 3.0)
+    critical = choose_worker([structs.replace(one, status=CRITICAL, probed_at=0.0)], 0.9, NOW)
+    assert critical == (Nobody(Why.NO_WORKER) if is_gone else Chosen("a", probe=True)), "who is gone is not probed"
 
 
-@pytest.mark.parametrize(("probed", "probe"), [(98.0, True), (98.001, False), (float("-inf"), True)])
-def test_a_critical_worker_is_probed_every_two_seconds(probed: float, probe: bool) -> None:
-    sick, well = worker("sick", CRITICAL, probed_at=probed), worker("well")
-
-    expected = Chosen("sick", probe=True) if probe else Chosen("well")
-    assert choose_worker([sick, well], 0.9, NOW) == expected
-
-
-def test_of_several_sick_ones_the_least_loaded_is_probed_first() -> None:
-    sick = [worker(name, CRITICAL, probed_at=0.0, queue_depth=depth) for name, depth in (("a", 9), ("b", 3))]
-
-    assert choose_worker(sick, 0.0, NOW) == Chosen("b", probe=True)
-
-
-def test_a_critical_worker_that_is_gone_is_not_probed() -> None:
-    assert choose_worker([worker("a", CRITICAL, probed_at=0.0, heartbeat_at=0.0)], 0.9, NOW) == Nobody(Why.NO_WORKER)
-
-
-def test_the_reasons_to_wait_say_what_they_mean() -> None:
-    assert [why.value for why in Why] == [
-        "no worker is there",
-        "every worker is critical",
-        "every worker is overloaded, and this one waits",
-        "enough is on its way without an answer",
-    ]
-
-
-# ---- several at once -----------------------------------------------------------------------------------------------
+@for_each_row(("probed", "probe"), [(98.0, True), (98.001, False), (float("-inf"), True)])
+def test_a_critical_worker_is_probed_every_two_seconds_the_least_loaded_first(probed: float, probe: bool) -> None:
+    sick, busier = (worker(name, CRITICAL, probed_at=probed, queue_depth=depth) for name, depth in (("b", 3), ("a", 9)))
+    expected = Chosen("b", probe=True) if probe else Chosen("well")
+    assert choose_worker([busier, sick, worker("well")], 0.9, NOW) == expected
 
 
 def names(lineup: WorkerRanking, number: int, draw: float = 0.9) -> list[str | Why]:
@@ -173,7 +122,6 @@ def names(lineup: WorkerRanking, number: int, draw: float = 0.9) -> list[str | W
 
 def test_each_choice_is_load_for_the_next_one() -> None:
     lineup = WorkerRanking([worker("a", capacity=1), worker("b", capacity=3)], NOW)
-
     assert names(lineup, 8) == ["a", "b", "b", "b", "a", "b", "b", "b"]
 
 
@@ -187,43 +135,23 @@ def test_a_choice_of_many_is_the_choice_of_one_after_the_other() -> None:
         known = [
             structs.replace(one, unacked=one.unacked + 1) if one.worker_id == answer.worker_id else one for one in known
         ]
-
     assert names(lineup, 40) == one_by_one
-
-
-def test_no_worker_is_sent_more_than_may_be_unacked() -> None:
-    lineup = WorkerRanking([worker("a", unacked=MOST_UNACKED - 2)], NOW)
-
-    assert names(lineup, 3) == ["a", "a", Why.UNACKED]
 
 
 def test_each_sick_worker_gets_one_probe_and_then_nothing() -> None:
     lineup = WorkerRanking([worker("a", CRITICAL, probed_at=0.0), worker("b", CRITICAL, probed_at=0.0, active=1)], NOW)
-
-    assert [lineup.choose(0.9) for _ in range(3)] == [
-        Chosen("a", probe=True),
-        Chosen("b", probe=True),
-        Nobody(Why.CRITICAL),
-    ]
+    probes = [lineup.choose(0.9) for _ in range(3)]
+    assert probes == [Chosen("a", probe=True), Chosen("b", probe=True), Nobody(Why.CRITICAL)]
 
 
-def test_a_worker_is_gone_after_its_last_heartbeat_and_three_more() -> None:
-    assert worker("a", heartbeat_at=5.0).gone_after == 8.0
-    assert worker("a", heartbeat_at=None).gone_after == float("inf")
-
-
-def test_equals_take_turns_from_the_one_after_the_last() -> None:
+def test_equals_take_turns_from_the_one_after_the_last_and_less_load_comes_first() -> None:
     equals = [worker("a"), worker("b"), worker("c")]
     turns = [""]
     for _ in range(6):
         answer = choose_worker(equals, 0.9, NOW, after=turns[-1])
         assert isinstance(answer, Chosen)
         turns.append(answer.worker_id)
-
     assert turns[1:] == ["a", "b", "c", "a", "b", "c"]
-
-
-def test_a_turn_does_not_count_against_less_load() -> None:
     assert choose_worker([worker("a"), worker("b", active=1)], 0.9, NOW, after="a") == Chosen("a")
 
 
@@ -232,23 +160,18 @@ def test_a_turn_does_not_count_against_less_load() -> None:
 )
 def test_work_is_too_late_when_every_worker_that_is_there_has_said_so(refused_by: set[str], is_too_late: bool) -> None:
     assert too_late_everywhere([worker("a"), worker("b")], refused_by, NOW) is is_too_late
-
-
-def test_a_worker_that_is_gone_is_not_waited_for() -> None:
-    gone = worker("b", heartbeat_at=0.0)
-
-    assert too_late_everywhere([worker("a"), gone], {"a"}, NOW)
+    assert too_late_everywhere([worker("a"), worker("b", heartbeat_at=0.0)], {"a"}, NOW), "b is gone"
 
 
 def test_chance_is_asked_only_where_it_decides() -> None:
-    critical = worker("c", OverloadStatus.CRITICAL, probed_at=float("-inf"))
+    critical = worker("c", CRITICAL, probed_at=float("-inf"))
     for workers, needs in (
         ((), False),
         ((worker("a"),), False),
-        ((worker("a", OverloadStatus.DEGRADED),), False),
-        ((worker("a", OverloadStatus.OVERLOADED),), True),
-        ((worker("a", OverloadStatus.OVERLOADED), worker("b")), False),
-        ((worker("a", OverloadStatus.OVERLOADED), critical), False),
+        ((worker("a", DEGRADED),), False),
+        ((worker("a", OVERLOADED),), True),
+        ((worker("a", OVERLOADED), worker("b")), False),
+        ((worker("a", OVERLOADED), critical), False),
     ):
         assert WorkerRanking(workers, 0.0).needs_draw is needs, workers
 
@@ -272,17 +195,16 @@ def test_every_choice_of_any_fleet_comes_out_the_same_from_its_recorded_inputs()
         for _ in range(30):
             draw = dice.random()
             inputs = structs.replace(ranking.inputs(), draw=draw)
-            read_back = msgspec.convert(inputs.recorded(), RoutingInputs)
+            read_back = msgspec.convert(inputs.recorded(), routing.RoutingInputs)
             choice, again = ranking.choose(draw), read_back.choose()
             assert isinstance(choice, Chosen) == isinstance(again, Chosen)
             if isinstance(choice, Chosen):
                 assert again == choice
-            assert len(inputs.best) <= MOST_RECORDED
+            assert len(inputs.best) <= routing.MOST_RECORDED
 
 
 def test_inputs_of_another_choice_give_another_answer() -> None:
     """The control."""
     inputs = WorkerRanking([worker("a"), worker("b", queue_depth=1)], NOW).inputs()
     forged = structs.replace(inputs, best=(Candidate("a", taken=5), Candidate("b", taken=1)))
-
     assert (inputs.choose(), forged.choose()) == (Chosen("a"), Chosen("b"))

@@ -1,7 +1,5 @@
 """The health of a source: rests, probes, slow start, cooling, and whose fault a failure is."""
 
-from __future__ import annotations
-
 from msgspec import json, structs
 
 from reefknot.queue.model.source_health import (
@@ -55,42 +53,27 @@ def test_five_transient_failures_in_a_row_of_two_jobs_open_the_breaker() -> None
     assert opened.condition(NOW) is SourceCondition.RESTING
     assert opened.opens_at(NOW) == opened.rests_until == NOW + 30_000
     assert free_places(opened, NOW, running=0, limit=4) == 0
+    late = after_outage(opened, "c", NOW + 1, RULES)
+    assert late.rests_until == opened.rests_until, "failures of jobs that began before the rest do not prolong it"
 
 
-def test_one_job_alone_never_opens_it() -> None:
+def test_one_job_alone_an_answer_in_between_and_a_switch_keep_it_closed() -> None:
     assert down(jobs="a" * 50).condition(NOW) is SourceCondition.HEALTHY
-
-
-def test_an_answer_in_between_begins_the_count_anew() -> None:
     answered = after_answer(down(jobs="abab"), NOW, limit=4)
     assert (answered.failures, answered.failed_jobs) == (0, ())
     assert down(answered, jobs="abab").condition(NOW) is SourceCondition.HEALTHY
-
-
-def test_a_breaker_that_is_switched_off_changes_nothing() -> None:
-    off = HealthRules(enabled=False)
-    assert after_outage(SourceHealth(), "a", NOW, off) == SourceHealth()
-
-
-def test_failures_of_jobs_that_began_before_the_rest_do_not_prolong_it() -> None:
-    opened = down()
-    assert after_outage(opened, "c", NOW + 1, RULES).rests_until == opened.rests_until
+    assert after_outage(NEW, "a", NOW, HealthRules(enabled=False)) == NEW
 
 
 def test_one_probe_at_a_time_after_the_rest() -> None:
     now, rested = NOW + 30_000, down()
     assert rested.condition(now) is SourceCondition.PROBING
-    assert free_places(rested, now, running=0, limit=4) == 1
-    assert free_places(rested, now, running=1, limit=4) == 0
+    assert [free_places(rested, now, running=running, limit=4) for running in (0, 1)] == [1, 0]
     probed = probe_begun(rested, now)
     assert free_places(probed, now, running=0, limit=4) == 0, "another process has one under way"
     assert free_places(probed, now + LONGEST_PROBE_MS, running=0, limit=4) == 1, "that one is lost"
     assert free_places(probe_released(probed), now, running=0, limit=4) == 1
-
-
-def test_a_source_that_needs_no_probe_stays_as_it_is() -> None:
-    assert probe_begun(SourceHealth(), NOW) == SourceHealth()
-    assert probe_released(SourceHealth()) == SourceHealth()
+    assert (probe_begun(NEW, NOW), probe_released(NEW)) == (NEW, NEW), "a healthy source needs none"
 
 
 def test_each_failed_probe_doubles_the_rest_up_to_the_longest() -> None:
@@ -104,13 +87,16 @@ def test_each_failed_probe_doubles_the_rest_up_to_the_longest() -> None:
 
 
 def test_a_probe_that_succeeds_begins_a_slow_start() -> None:
-    now, health, places = NOW + 30_000, probe_begun(down(), NOW + 30_000), []
+    now, places = NOW + 30_000, []
+    health = probed = probe_begun(down(), now)
     for _ in range(5):
         health = after_answer(health, now, limit=4)
         places.append(free_places(health, now, running=0, limit=4))
     assert places == [1, 2, 3, 4, 4]
     assert health.condition(now) is SourceCondition.HEALTHY
     assert health == SourceHealth(answered_at=now)
+    read_to_its_end = after_answer(probed, now, limit=0)
+    assert read_to_its_end.condition(now) is SourceCondition.HEALTHY, "it is back at once"
 
 
 def test_a_failure_during_the_slow_start_lets_it_rest_again_for_longer() -> None:
@@ -168,9 +154,6 @@ def test_the_state_is_small_and_survives_json() -> None:
     assert json.encode(SourceHealth()) == b"{}"
 
 
-# ---- failures of the source itself -----------------------------------------------------------------------------------
-
-
 def test_three_failures_of_the_source_itself_open_the_breaker_whatever_job_met_them() -> None:
     health = SourceHealth(answered_at=NOW)
     for n in range(3):
@@ -178,15 +161,12 @@ def test_three_failures_of_the_source_itself_open_the_breaker_whatever_job_met_t
         health = after_outage(health, "sync", NOW, RULES, first_attempt_at=NOW - 1 - n, of_source=True)
     assert health.condition(NOW) is SourceCondition.RESTING
     assert (health.rests_until, health.failing_since) == (NOW + 30_000, NOW)
-
-
-def test_an_answer_between_them_begins_that_count_again() -> None:
-    health = SourceHealth()
+    answered = NEW
     for _ in range(10):
-        health = after_outage(health, "sync", NOW, RULES, of_source=True)
-        health = after_outage(health, "sync", NOW, RULES, of_source=True)
-        health = after_answer(health, NOW, limit=2)
-    assert health == SourceHealth(answered_at=NOW)
+        for _ in range(2):
+            answered = after_outage(answered, "sync", NOW, RULES, of_source=True)
+        answered = after_answer(answered, NOW, limit=2)
+    assert answered == SourceHealth(answered_at=NOW), "an answer between them begins the count again"
 
 
 def test_an_outage_is_too_long_for_a_job_that_waited_for_all_of_it_and_not_for_a_later_one() -> None:
@@ -203,8 +183,3 @@ def test_limits_without_an_answer_count_as_time_without_an_answer() -> None:
     again = cooled(limited, NOW + 500, NOW + 100, "limit")
     assert (limited.failing_since, again.failing_since) == (NOW, NOW)
     assert after_answer(again, NOW + 200, limit=2).failing_since == 0
-
-
-def test_a_source_that_was_read_to_its_end_is_back_at_once() -> None:
-    now, health = NOW + 30_000, probe_begun(down(), NOW + 30_000)
-    assert after_answer(health, now, limit=0).condition(now) is SourceCondition.HEALTHY

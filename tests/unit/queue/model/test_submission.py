@@ -6,16 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.queue.model.admission import (
-    LONGEST_WAIT_MS,
-    MISSES_MESSAGE,
-    SHORTEST_WAIT_MS,
-    UNKNOWN_WAIT_MS,
-    Accept,
-    Arrival,
-    Reject,
-    RejectReason,
-)
+from reefknot.queue.model import admission
+from reefknot.queue.model.admission import MISSES_MESSAGE, Accept, Arrival, Reject, RejectReason
 from reefknot.queue.model.submission import (
     ASSUMED_MS,
     ASSUMED_WEIGHT,
@@ -46,17 +38,13 @@ def submitted(*rows: tuple[int, str, int], slots: int = 0) -> OpenWork:
 
 
 def full(message: str = FULL_MESSAGE, *, depth: int) -> Reject:
-    return Reject(RejectReason.QUEUE_FULL, message, UNKNOWN_WAIT_MS, depth)
+    return Reject(RejectReason.QUEUE_FULL, message, admission.UNKNOWN_WAIT_MS, depth)
 
 
 def test_the_words_of_the_store_and_the_defaults() -> None:
     assert [stage.value for stage in Stage] == ["submitted", "queued", "running", "scheduled"]
     assert SubmissionRules() == SubmissionRules(1000, 0.5, 0.5, preempt=True)
-    assert Capacity() == Capacity({}, None)
-    assert ServiceTime() == ServiceTime(0, ASSUMED_MS)
-
-
-# ---- the service time -----------------------------------------------------------------------------------------------
+    assert (Capacity(), ServiceTime()) == (Capacity({}, None), ServiceTime(0, ASSUMED_MS))
 
 
 def test_the_first_answers_outweigh_the_assumption_step_by_step() -> None:
@@ -86,17 +74,15 @@ def test_a_mean_lies_between_the_answers_and_the_assumption(times: list[float]) 
     assert mean.known == len(times)
 
 
-# ---- what is open ---------------------------------------------------------------------------------------------------
-
-
 def test_only_submissions_take_places_and_rows_without_number_are_left_out() -> None:
     work = OpenWork([(S, 0, "a", 3), (Q, 0, "a", 4), (R, 0, "b", 2), (S, 5, "b", 1), (S, 9, "c", 0)])
-    assert work.submitted == 4
-    assert work.submitted_by_tenant() == {"a": 3, "b": 1}
+    assert (work.submitted, work.submitted_by_tenant()) == (4, {"a": 3, "b": 1})
     work.add(S, 9, "c", 2)
     work.add(S, 0, "a", -1)
     work.add(Q, 0, "c")
     assert (work.submitted, work.submitted_by_tenant()) == (5, {"a": 2, "b": 1, "c": 2})
+    work.add(S, 0, "a", -2)
+    assert work.lowest() == (5, "b"), "what was displaced is not the lowest any more"
 
 
 @for_each_row(
@@ -116,12 +102,6 @@ def test_the_lowest_is_that_of_the_lowest_priority_and_there_of_who_holds_the_mo
     rows: list[tuple[str, int, str, int]], tenant: str | None, lowest: tuple[int, str] | None
 ) -> None:
     assert OpenWork(rows).lowest(tenant) == lowest
-
-
-def test_what_was_displaced_is_not_the_lowest_any_more() -> None:
-    work = submitted((0, "a", 1), (3, "a", 1))
-    work.add(S, 0, "a", -1)
-    assert work.lowest() == (3, "a")
 
 
 @for_each_row(
@@ -154,9 +134,7 @@ counts = st.lists(
 
 
 @given(counts, st.integers(0, 10_000), st.integers(-2, 2))
-def test_a_flood_of_one_tenant_delays_another_by_its_turns_only(
-    rows: list[tuple[str, int, str, int]], flood: int, priority: int
-) -> None:
+def test_a_flood_delays_others_by_its_turns(rows: list[tuple[str, int, str, int]], flood: int, priority: int) -> None:
     """However many of the same priority `z` sends, `a` waits as behind one more than it has itself."""
     quiet = OpenWork(rows, slots=2, service=SECOND)
     own = sum(number for stage, one, name, number in rows if stage != R and (one, name) == (priority, "a"))
@@ -168,47 +146,43 @@ def test_a_flood_of_one_tenant_delays_another_by_its_turns_only(
     assert work.ahead(priority, "z") >= flood, "it delays itself"
 
 
-# ---- by count -------------------------------------------------------------------------------------------------------
-
-
 def test_a_tenth_of_the_places_is_for_work_above_the_default_priority() -> None:
-    nine = submitted((0, "", 9))
-    assert admit_submission(submitted((0, "", 8)), Arrival(), TEN) == Accept()
-    assert admit_submission(nine, Arrival(), TEN) == full(depth=9)
-    assert admit_submission(nine, Arrival(-1), TEN) == full(depth=9)
+    eight, nine = submitted((0, "", 8)), submitted((0, "", 9))
+    assert admit_submission(eight, Arrival(), TEN) == Accept()
+    assert [admit_submission(nine, Arrival(priority), TEN) for priority in (0, -1)] == [full(depth=9)] * 2
     assert admit_submission(nine, Arrival(1), TEN) == Accept()
     assert admit_submission(submitted((1, "", 10)), Arrival(1), TEN) == full(depth=10)
-
-
-def test_a_small_queue_reserves_nothing() -> None:
-    assert admit_submission(submitted((0, "", 8)), Arrival(), SubmissionRules(size=9)) == Accept()
+    assert admit_submission(eight, Arrival(), SubmissionRules(size=9)) == Accept(), "a small queue reserves nothing"
+    assert admit_submission(OpenWork(), Arrival(9), SubmissionRules(size=0)) == full(depth=0)
 
 
 def test_a_higher_priority_displaces_the_lowest_unless_that_is_switched_off() -> None:
     work = submitted((0, "", 5), (-10, "", 3), (5, "", 2))
-    assert admit_submission(work, Arrival(20), TEN) == Displace(-10, "")
-    assert admit_submission(work, Arrival(0), TEN) == Displace(-10, "")
-    assert admit_submission(work, Arrival(-10), TEN) == full(depth=10)
+    answers = [admit_submission(work, Arrival(priority), TEN) for priority in (20, 0, -10)]
+    assert answers == [Displace(-10, ""), Displace(-10, ""), full(depth=10)]
     assert admit_submission(work, Arrival(20), SubmissionRules(size=10, preempt=False)) == full(depth=10)
 
 
-# ---- by tenant ------------------------------------------------------------------------------------------------------
+TINY = SubmissionRules(size=3, tenant_share=0.1)
 
 
-def test_while_others_wait_no_tenant_holds_more_than_its_share() -> None:
-    alone, with_others = submitted((0, "a", 5)), submitted((0, "a", 5), (0, "b", 1))
-    assert admit_submission(alone, Arrival(0, tenant="a"), TEN) == Accept()
-    assert admit_submission(with_others, Arrival(0, tenant="a"), TEN) == full(SHARE_MESSAGE, depth=6)
-    assert admit_submission(with_others, Arrival(0, tenant="b"), TEN) == Accept()
-    assert admit_submission(submitted((0, "a", 4), (0, "b", 1)), Arrival(0, tenant="a"), TEN) == Accept()
-
-
-def test_a_share_is_one_place_at_least() -> None:
-    tiny = SubmissionRules(size=3, tenant_share=0.1)
-    assert admit_submission(submitted((0, "b", 1)), Arrival(0, tenant="a"), tiny) == Accept()
-    assert admit_submission(submitted((0, "b", 1), (0, "a", 1)), Arrival(0, tenant="a"), tiny) == full(
-        SHARE_MESSAGE, depth=2
-    )
+@for_each_row(
+    ("rows", "tenant", "rules", "answer"),
+    [
+        ([(0, "a", 5)], "a", TEN, Accept()),  # it is alone
+        ([(0, "a", 5), (0, "b", 1)], "a", TEN, full(SHARE_MESSAGE, depth=6)),
+        ([(0, "a", 5), (0, "b", 1)], "b", TEN, Accept()),
+        ([(0, "a", 4), (0, "b", 1)], "a", TEN, Accept()),
+        ([(0, "b", 1)], "a", TINY, Accept()),  # a share is one place at least
+        ([(0, "b", 1), (0, "a", 1)], "a", TINY, full(SHARE_MESSAGE, depth=2)),
+        # both hold more than theirs: the share refuses before another one is displaced
+        ([(0, "a", 5), (0, "b", 5)], "b", SubmissionRules(10, tenant_share=0.2), full(SHARE_MESSAGE, depth=10)),
+    ],
+)
+def test_while_others_wait_no_tenant_holds_more_than_its_share(
+    rows: list[tuple[int, str, int]], tenant: str, rules: SubmissionRules, answer: Accept | Reject
+) -> None:
+    assert admit_submission(submitted(*rows), Arrival(0, tenant=tenant), rules) == answer
 
 
 def test_a_tenant_with_its_share_displaces_its_own_lower_work_and_nobody_elses() -> None:
@@ -231,26 +205,10 @@ def test_a_tenant_with_its_share_displaces_its_own_lower_work_and_nobody_elses()
         ([(0, "b", 9)], 0, full(depth=9)),  # b itself is the greedy one
     ],
 )
-def test_a_tenant_beyond_its_share_makes_room_for_another(
-    rows: list[tuple[int, str, int]], priority: int, answer: Displace | Reject
-) -> None:
+def test_a_greedy_tenant_makes_room(rows: list[tuple[int, str, int]], priority: int, answer: Displace | Reject) -> None:
     for preempt in (True, False):
         rules = SubmissionRules(size=10, preempt=preempt)
         assert admit_submission(submitted(*rows), Arrival(priority, tenant="b"), rules) == answer
-
-
-def test_a_tenant_that_holds_as_much_as_the_greedy_one_displaces_nobody() -> None:
-    """With shares of a fifth, both hold more than theirs: the share refuses before anybody is displaced."""
-    rules = SubmissionRules(size=10, tenant_share=0.2)
-    work = submitted((0, "a", 5), (0, "b", 5))
-    assert admit_submission(work, Arrival(0, tenant="b"), rules) == full(SHARE_MESSAGE, depth=10)
-
-
-def test_a_queue_without_places_refuses_everybody() -> None:
-    assert admit_submission(OpenWork(), Arrival(9), SubmissionRules(size=0)) == full(depth=0)
-
-
-# ---- by time --------------------------------------------------------------------------------------------------------
 
 
 def behind(number: int, *, slots: int = 2) -> OpenWork:
@@ -260,15 +218,16 @@ def behind(number: int, *, slots: int = 2) -> OpenWork:
 
 def test_work_whose_turn_would_come_too_late_is_refused_with_the_time_to_come_back() -> None:
     """Of ten seconds 0.7 · 0.5 may pass: seven turns of two slots take exactly that."""
-    assert admit_submission(behind(8), Arrival(0, 10_000), SubmissionRules()) == Accept()
-    refused = admit_submission(behind(9), Arrival(0, 10_000), SubmissionRules())
-    assert refused == Reject(RejectReason.WOULD_MISS_DEADLINE, MISSES_MESSAGE, 2000, 9)
+    kept, refused = (admit_submission(behind(turns), Arrival(0, 10_000), SubmissionRules()) for turns in (8, 9))
+    assert (kept, refused) == (Accept(), Reject(RejectReason.WOULD_MISS_DEADLINE, MISSES_MESSAGE, 2000, 9))
 
 
 def test_work_that_would_begin_in_time_and_end_too_late_is_refused_as_well() -> None:
-    """Half a second of waiting and twice a second of service do not fit into 2.4 s, whatever share may be waited."""
+    """Half a second of waiting and twice a second of service do not fit into 2.499 s, whatever share may be waited."""
     rules = SubmissionRules(max_wait_fraction=1.0)
-    assert isinstance(admit_submission(behind(2), Arrival(0, 2400), rules), Reject)
+    refused = admit_submission(behind(2), Arrival(0, 2499), rules)
+    assert isinstance(refused, Reject)
+    assert refused.reason is RejectReason.WOULD_MISS_DEADLINE
     assert admit_submission(behind(2), Arrival(0, 2500), rules) == Accept()
 
 
@@ -282,13 +241,15 @@ def test_work_that_would_begin_in_time_and_end_too_late_is_refused_as_well() -> 
         (behind(1000), Arrival(1, 1000.0), SubmissionRules()),  # nothing of its priority is before it
     ],
 )
-def test_nobody_is_refused_for_time_without_a_deadline_a_rule_a_worker_or_a_wait(
+def test_no_one_is_refused_for_time_without_a_deadline_a_rule_a_worker_or_a_wait(
     work: OpenWork, arrival: Arrival, rules: SubmissionRules
 ) -> None:
     assert admit_submission(work, arrival, rules) == Accept()
 
 
-@for_each_row(("mean_ms", "after"), [(1.0, SHORTEST_WAIT_MS), (200.0, 1000), (100_000.0, LONGEST_WAIT_MS)])
+@for_each_row(
+    ("mean_ms", "after"), [(1.0, admission.SHORTEST_WAIT_MS), (200.0, 1000), (100_000.0, admission.LONGEST_WAIT_MS)]
+)
 def test_the_time_to_come_back_is_half_of_the_wait_within_bounds(mean_ms: float, after: int) -> None:
     """Ten turns of one slot."""
     work = OpenWork([(Q, 0, "", 10)], slots=1, service=ServiceTime(9, mean_ms))
@@ -300,8 +261,6 @@ def test_a_full_queue_tells_the_time_to_come_back_by_what_is_ahead() -> None:
     work = OpenWork([(S, 0, "", 9)], slots=1, service=SECOND)
     assert admit_submission(work, Arrival(), TEN) == Reject(RejectReason.QUEUE_FULL, FULL_MESSAGE, 4500, 9)
 
-
-# ---- a crowd of arrivals --------------------------------------------------------------------------------------------
 
 arrivals = st.lists(st.tuples(st.integers(-2, 2), st.sampled_from(["", "a", "b"])), max_size=60)
 some_rules = st.builds(
@@ -348,16 +307,11 @@ def test_nobody_is_refused_while_less_important_work_waits_that_may_go(
 
 
 @given(st.integers(2, 50), st.sampled_from([0.1, 0.5, 0.8]), st.integers(-2, 2))
-def test_a_tenant_with_nothing_in_the_queue_is_not_refused_for_the_flood_of_another(
-    size: int, share: float, priority: int
-) -> None:
+def test_a_tenant_without_work_is_not_refused_for_the_flood_of_another(size: int, share: float, priority: int) -> None:
     rules, work = SubmissionRules(size=size, tenant_share=share), OpenWork()
     for _ in range(3 * size):
         keep(work, priority, "flood", rules)
     assert not isinstance(keep(work, priority, "late", rules), Reject)
-
-
-# ---- turns ----------------------------------------------------------------------------------------------------------
 
 
 def test_tenants_take_turns_within_a_priority_beginning_behind_the_last() -> None:
@@ -405,22 +359,16 @@ def test_turns_are_a_permutation_with_priorities_descending_and_nobody_twice_bef
             left[name] -= 1
 
 
-# ---- work for later --------------------------------------------------------------------------------------------------
-
-
 def test_work_for_later_holds_no_place_and_is_ahead_of_nobody() -> None:
     later = OpenWork([(LATER, 9, "a", 5000), (S, 0, "a", 1)], slots=1)
-
     assert (later.submitted, later.ahead(0, "a"), later.lowest()) == (1, 1, (0, "a"))
-    assert admit_submission(later, Arrival(deadline_ms=10_000), SubmissionRules(size=10)) == Accept()
+    assert admit_submission(later, Arrival(deadline_ms=10_000), TEN) == Accept()
 
 
 def test_work_for_later_is_bounded_by_count_and_by_tenant() -> None:
-    rules = SubmissionRules(size=10)
-
     def answer(*held: tuple[str, int]) -> object:
         rows = [(LATER, 0, tenant, number) for tenant, number in held]
-        return admit_scheduled(OpenWork([*rows, (S, 0, "a", 10)]), "a", rules)
+        return admit_scheduled(OpenWork([*rows, (S, 0, "a", 10)]), "a", TEN)
 
     assert answer(("a", 99)) == Accept(), "alone it may have all of the schedule; a full queue is another matter"
     assert isinstance(answer(("a", 100)), Reject)

@@ -1,6 +1,7 @@
-"""One piece of work, from accepted to ended."""
+"""One piece of work, from accepted to ended, and its versions: the ids, and what of it the next one has."""
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,55 +10,34 @@ from msgspec import structs
 
 from reefknot.core.time import Moment
 from reefknot.errors import IllegalMoveError
+from reefknot.queue.model import work as core
 from reefknot.queue.model.messages import Cancel, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.queue.model.submission import EXPIRED, OVERDUE, Stage
+from reefknot.queue.model.versions import is_replaced, next_record, next_version, replaced, replaced_reason
 from reefknot.queue.model.work import (
     CRASH_LIMIT,
-    LONGEST_HISTORY,
-    MOVES,
     ROUTER,
     Budget,
     HistoryEntry,
     Interrupted,
     Quarantine,
-    Returned,
-    Settled,
     Snooze,
     TryAgain,
-    WorkCancelled,
-    WorkDone,
-    WorkFailed,
     WorkItem,
-    WorkRejected,
     WorkState,
     accepted,
     accepted_for_worker,
     assigned,
-    assignment_and_tenant,
-    attempts_since_progress,
-    can_retry,
     cancel,
     discard,
     holds,
-    is_over,
-    is_suspect,
-    is_unassigned,
-    is_workers,
+    is_ingestion,
     lease_ran_out,
-    moved,
-    number_together,
-    pool_of,
     recalled,
     record_id,
     requeue,
     settle,
-    stage_of,
     started,
-    step_key,
-    transferred,
-    visible_state,
-    worker_class,
-    worker_of,
 )
 from tests.rows import for_each_row
 
@@ -66,19 +46,11 @@ LATER = Moment(2_000, 51_000)
 S = WorkState
 
 ALLOWED = {
-    (S.PENDING, S.RUNNING),
-    (S.PENDING, S.CANCELLED),
-    (S.PENDING, S.FAILED),
-    (S.RUNNING, S.SUCCEEDED),
-    (S.RUNNING, S.FAILED),
-    (S.RUNNING, S.PENDING),
-    (S.RUNNING, S.QUARANTINED),
-    (S.RUNNING, S.CANCELLED),
-    (S.FAILED, S.PENDING),
-    (S.FAILED, S.QUARANTINED),
-    (S.CANCELLED, S.PENDING),
-    (S.QUARANTINED, S.PENDING),
-    (S.QUARANTINED, S.DISCARDED),
+    S.PENDING: {S.RUNNING, S.CANCELLED, S.FAILED},
+    S.RUNNING: {S.SUCCEEDED, S.FAILED, S.PENDING, S.QUARANTINED, S.CANCELLED},
+    S.FAILED: {S.PENDING, S.QUARANTINED},
+    S.CANCELLED: {S.PENDING},
+    S.QUARANTINED: {S.PENDING, S.DISCARDED},
 }
 
 
@@ -95,14 +67,34 @@ def aside() -> WorkItem:
     return settle(running(), Quarantine("bad", '"f"', '"r"'), NOW)
 
 
+def differences(before: WorkItem, after: WorkItem) -> dict[str, Any]:
+    """The fields that changed, as they are afterwards; of the history what is new."""
+    fields = {name: getattr(after, name) for name in after.__struct_fields__}
+    changed = {name: value for name, value in fields.items() if value != getattr(before, name)}
+    if "history" in changed:
+        assert after.history[: len(before.history)] == before.history
+        changed["history"] = after.history[len(before.history) :]
+    return changed
+
+
+def settled(how: core.Settled, **given: object) -> dict[str, Any]:
+    """What the end of a run changes besides its owner and its lease, which it gives up."""
+    before = running(**given)
+    changed = differences(before, settle(before, how, LATER))
+    assert {name: changed.pop(name, None) for name in ("owner", "lease_until")} == {"owner": "", "lease_until": 0}
+    assert changed.pop("updated_at") == LATER.wall
+    return changed
+
+
 @for_each_row(("old", "new"), list(itertools.product(WorkState, WorkState)))
 def test_the_table_allows_these_moves_and_no_other(old: WorkState, new: WorkState) -> None:
     item = structs.replace(fresh(), state=old)
-    if (old, new) in ALLOWED:
-        assert moved(item, new) is new
+    assert old in core.MOVES, "every state has its row"
+    if new in ALLOWED.get(old, ()):
+        assert core.moved(item, new) is new
     else:
         with pytest.raises(IllegalMoveError) as caught:
-            moved(item, new)
+            core.moved(item, new)
         assert (caught.value.old, caught.value.new) == (old, new)
 
 
@@ -120,107 +112,88 @@ def test_the_table_allows_these_moves_and_no_other(old: WorkState, new: WorkStat
         (aside(), ("w",), S.QUARANTINED),
     ],
 )
-def test_work_is_seen_as_running_only_while_a_worker_is_at_it(
-    item: WorkItem, gone: tuple[str, ...], seen: WorkState
-) -> None:
+def test_work_is_seen_as_running_while_one_is_at_it(item: WorkItem, gone: tuple[str, ...], seen: WorkState) -> None:
     """A lease that ends later than one of this boot can was given by an earlier one."""
-    assert visible_state(item, NOW, gone=gone) is seen
+    assert core.visible_state(item, NOW, gone=gone) is seen
 
 
-def test_every_state_has_its_row_in_the_table() -> None:
-    assert set(MOVES) == set(WorkState)
-
-
-def test_accepted_work_is_pending_due_now_and_its_counters_are_its_own() -> None:
-    forged = structs.replace(aside(), attempts=7, crashes=7, fence=7, due_at=0)
-    item = accepted(forged, NOW)
+def test_accepted_work_is_pending_due_now_or_when_it_was_asked_for_and_its_counters_are_its_own() -> None:
+    item = accepted(structs.replace(aside(), attempts=7, crashes=7, fence=7, due_at=0), NOW)
     assert item == fresh()
     assert (item.state, item.due_at, item.created_at, item.updated_at) == (S.PENDING, 50_000, 50_000, 50_000)
     assert (item.priority, item.payload, item.deadline_at) == (2, b"p", 9)
-
-
-def test_a_due_time_that_was_asked_for_is_kept() -> None:
     assert accepted(WorkItem("a", "t", due_at=77), NOW).due_at == 77
+    assert accepted(WorkItem("a", "t", "io", tenant_id=""), NOW).tenant_id is None
 
 
 def test_a_claim_gives_owner_fence_and_lease() -> None:
-    item = running()
-    assert (item.state, item.owner, item.fence, item.lease_until, item.lease_ms) == (S.RUNNING, "w", 1, 1_500, 500)
+    lease = {"owner": "w", "fence": 1, "lease_until": 1_500, "lease_ms": 500}
+    assert differences(fresh(), running()) == {"state": S.RUNNING, **lease}
 
 
 def test_only_its_owner_with_its_fence_holds_running_work() -> None:
-    assert holds(running(), owner="w", fence=1)
-    assert not holds(running(), owner="v", fence=1)
-    assert not holds(running(), owner="w", fence=2)
-    assert not holds(fresh(), owner="", fence=0)
-    assert not holds(None, owner="w", fence=1)
+    held = (running(), "w", 1), (running(), "v", 1), (running(), "w", 2), (fresh(), "", 0), (None, "w", 1)
+    assert [holds(item, owner=owner, fence=fence) for item, owner, fence in held] == [True, *[False] * 4]
 
 
-def test_success_counts_the_attempt_and_drops_the_budget() -> None:
-    item = settle(running(budget=Budget(attempts=2), attempts=2, failure='"old"'), WorkDone('"r"'), LATER)
-    assert (item.state, item.attempts, item.result, item.failure) == (S.SUCCEEDED, 3, '"r"', None)
-    assert (item.budget, item.owner, item.lease_until, item.updated_at) == (Budget(), "", 0, 51_000)
+def test_an_end_keeps_what_is_known_drops_the_budget_and_counts_the_attempt_that_was_made() -> None:
+    spent = {"budget": Budget(2), "attempts": 2, "failure": '"old"'}
+    done = {"state": S.SUCCEEDED, "attempts": 3, "result": '"r"', "failure": None, "budget": Budget()}
+    assert settled(core.WorkDone('"r"'), **spent) == done
+
+    ended = {"attempts": 3, "failure": '"f"', "result": '"r"', "budget": Budget()}
+    failed = {**ended, "state": S.FAILED, "reason": "refused", "history": (HistoryEntry(51_000, "failed", "refused"),)}
+    assert settled(core.WorkFailed('"f"', '"r"', "refused"), **spent) == failed
+    bad = {**ended, "state": S.QUARANTINED, "reason": "bad", "history": (HistoryEntry(51_000, "quarantined", "bad"),)}
+    assert settled(Quarantine("bad", '"f"', '"r"'), **spent) == bad
+
+    told = {"result": "{}", "reason": "timeout", "budget": Budget(), "failure": None}
+    rejected = {**told, "state": S.FAILED, "history": (HistoryEntry(51_000, "rejected", "timeout"),)}
+    assert settled(core.WorkRejected("{}", "timeout"), **spent) == rejected, "no worker took it"
+    cancelled = {**told, "state": S.CANCELLED, "history": (HistoryEntry(51_000, "cancelled", "timeout"),)}
+    assert settled(core.WorkCancelled("{}", "timeout"), **spent) == cancelled, "elsewhere"
 
 
-def test_a_final_failure_keeps_what_is_known_and_drops_the_budget() -> None:
-    item = settle(running(), WorkFailed('"f"', '"r"', "refused"), LATER)
-    assert (item.state, item.attempts, item.failure, item.result) == (S.FAILED, 1, '"f"', '"r"')
-    assert (item.reason, item.budget) == ("refused", Budget())
-    assert item.history == (HistoryEntry(51_000, "failed", "refused"),)
+def test_what_was_handed_back_put_off_or_could_not_be_run_spends_nothing() -> None:
+    handed_back = {"state": S.PENDING, "interruptions": 1, "reason": "shutdown"}
+    assert settled(Interrupted()) == handed_back, "it keeps its place"
+    snoozed = {"state": S.PENDING, "due_at": 60_000, "snoozes": 1, "reason": "cooling"}
+    assert settled(Snooze(60_000, "cooling")) == snoozed
+    assert settled(Snooze(60_000, "cooling", failure="503")) == {**snoozed, "failure": "503"}
+    again = settle(running(failure="503"), Snooze(90_000, "down"), LATER)
+    assert again.failure == "503", "a failure that counts for nothing is kept to be seen"
+    returned = {"state": S.PENDING, "resource_class": ROUTER, "reason": "no such module", "admission": "{}"}
+    assert settled(core.Returned("no such module"), resource_class="cpu@w1") == returned
 
 
 def test_a_retry_is_due_at_its_time_and_its_budget_adds_up() -> None:
     again = TryAgain(60_000, '"f"', "transient", delay_ms=700, reason="network")
+    pending = {"state": S.PENDING, "due_at": 60_000, "attempts": 1, "failure": '"f"', "reason": "network"}
+    budget = {"budget": Budget(1, "transient", 51_000, 51_000, 700, "network")}
+    assert settled(again) == {**pending, **budget, "history": (HistoryEntry(51_000, "retry", "network"),)}
     once = settle(running(), again, NOW)
-    assert (once.state, once.due_at, once.attempts, once.failure, once.reason) == (
-        S.PENDING,
-        60_000,
-        1,
-        '"f"',
-        "network",
-    )
-    assert once.budget == Budget(1, "transient", 50_000, 50_000, 700, "network")
-    assert once.history == (HistoryEntry(50_000, "retry", "network"),)
     twice = settle(started(once, owner="w", fence=2, lease_ms=1, now=LATER), again, LATER)
     assert twice.budget == Budget(2, "transient", 50_000, 51_000, 1_400, "network")
-
-
-def test_a_retry_without_a_reason_has_no_trigger() -> None:
     assert settle(running(), TryAgain(60_000), NOW).budget.trigger is None
 
 
-@pytest.mark.parametrize("reason", [EXPIRED, OVERDUE])
+@for_each_row("reason", [EXPIRED, OVERDUE])
 def test_a_deadline_that_has_passed_is_a_failure_wherever_it_was_noticed(reason: str) -> None:
     for item in (running(), structs.replace(running(), state=S.PENDING)):
         late = cancel(item, LATER, reason=reason, who="w1")
         assert (late.state, late.reason, late.history[-1].what) == (S.FAILED, reason, "failed")
 
 
-def test_a_snooze_spends_nothing() -> None:
-    item = settle(running(), Snooze(60_000, "cooling"), LATER)
-    assert (item.state, item.due_at, item.reason) == (S.PENDING, 60_000, "cooling")
-    assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 1, 0, 0)
-    assert (item.budget, item.history, item.updated_at) == (Budget(), (), 51_000)
-
-
-def test_a_snooze_after_a_failure_that_counts_for_nothing_keeps_it_to_be_seen() -> None:
-    item = settle(running(), Snooze(60_000, "down", failure="503"), LATER)
-    assert (item.attempts, item.failure, item.history) == (0, "503", ())
-    again = settle(structs.replace(item, state=S.RUNNING), Snooze(90_000, "down"), LATER)
-    assert again.failure == "503"
-
-
-def test_the_time_of_a_wait_for_somebody_elses_key_is_not_the_works_own() -> None:
-    fresh = settle(running(), Snooze(60_000, "held", 5_000), LATER)
-    assert fresh.budget == Budget()
-    failed = structs.replace(running(), budget=Budget(1, None, 40_000, 41_000))
+def test_the_time_of_a_wait_for_the_key_of_another_is_not_the_works_own() -> None:
+    assert settle(running(), Snooze(60_000, "held", 5_000), LATER).budget == Budget()
+    failed = running(budget=Budget(1, None, 40_000, 41_000))
     assert settle(failed, Snooze(60_000, "held", 5_000), LATER).budget.first_attempt_at == 45_000
 
 
 def test_a_snooze_says_which_failure_put_the_work_off_and_keeps_an_earlier_one() -> None:
     limited = settle(running(), Snooze(60_000, "limit", failure_type="rate_limited"), LATER)
     assert (limited.attempts, limited.budget.failure_type) == (0, "rate_limited")
-    again = settle(structs.replace(running(), budget=limited.budget), Snooze(60_000), LATER)
+    again = settle(running(budget=limited.budget), Snooze(60_000), LATER)
     assert again.budget.failure_type == "rate_limited"
 
 
@@ -230,134 +203,96 @@ def test_progress_since_the_last_failure_gives_all_attempts_again() -> None:
 
     stuck = fail(fail(running(), 3), 3)
     assert (stuck.attempts, stuck.budget.attempts, stuck.budget.progress) == (2, 2, 3)
-    assert attempts_since_progress(stuck, 3) == 2
-    assert attempts_since_progress(stuck, 4) == 0
+    assert core.attempts_since_progress(stuck, 3) == 2
+    assert core.attempts_since_progress(stuck, 4) == 0
     on = fail(stuck, 4)
     assert (on.attempts, on.budget.attempts, on.budget.progress) == (1, 1, 4)
     assert on.budget.first_attempt_at == stuck.budget.first_attempt_at, "the time of all attempts goes on"
 
 
 def test_pending_work_is_transferred_with_its_due_time_or_with_another() -> None:
-    item = structs.replace(running(), state=S.PENDING, due_at=7)
-    over = transferred(item, "io@w", NOW)
-    assert (over.resource_class, over.pool, over.due_at, over.updated_at) == ("io@w", "io", 7, NOW.wall)
-    assert transferred(item, "io", NOW, due_at=9).due_at == 9
+    item = running(state=S.PENDING, due_at=7, pool="", updated_at=0)
+    moved_over = {"resource_class": "io@w", "pool": "io", "updated_at": NOW.wall}
+    assert differences(item, core.transferred(item, "io@w", NOW)) == moved_over
+    assert core.transferred(item, "io", NOW, due_at=9).due_at == 9
 
 
-def test_work_that_was_handed_back_keeps_its_place() -> None:
-    item = settle(running(), Interrupted(), LATER)
-    assert (item.state, item.due_at, item.reason, item.owner, item.lease_until) == (
-        S.PENDING,
-        50_000,
-        "shutdown",
-        "",
-        0,
-    )
-    assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 0, 1, 0)
-
-
-def test_quarantine_keeps_attempts_failure_and_history_and_clears_the_budget() -> None:
-    item = aside()
-    assert (item.state, item.reason, item.failure, item.result) == (S.QUARANTINED, "bad", '"f"', '"r"')
-    assert (item.attempts, item.budget, item.owner, item.lease_until) == (1, Budget(), "", 0)
-    assert item.history == (HistoryEntry(50_000, "quarantined", "bad"),)
-
-
-def test_a_lease_that_ran_out_counts_a_crash_and_no_attempt() -> None:
-    item = lease_ran_out(running(), LATER)
-    assert (item.state, item.due_at, item.reason) == (S.PENDING, 50_000, "lease ran out")
-    assert (item.attempts, item.crashes, item.owner) == (0, 1, "")
-    assert item.history == (HistoryEntry(51_000, "crashed", "w"),)
-
-
-def test_the_last_crash_puts_it_aside() -> None:
-    item = lease_ran_out(running(crashes=CRASH_LIMIT - 1, failure='"old"'), LATER)
-    assert (item.state, item.crashes) == (S.QUARANTINED, CRASH_LIMIT)
-    assert (item.reason, item.failure) == ("its owner vanished 3 times", '"old"')
+def test_a_lease_that_ran_out_counts_a_crash_and_no_attempt_and_the_last_crash_puts_it_aside() -> None:
+    vanished = {"updated_at": 51_000, "owner": "", "lease_until": 0, "history": (HistoryEntry(51_000, "crashed", "w"),)}
+    back = {"state": S.PENDING, "crashes": 1, "reason": "lease ran out", "budget": Budget(first_attempt_at=50_000)}
+    assert differences(running(), lease_ran_out(running(), LATER)) == {**vanished, **back}
+    last = running(crashes=CRASH_LIMIT - 1, failure='"old"')
+    poison = {"state": S.QUARANTINED, "crashes": CRASH_LIMIT, "reason": "its owner vanished 3 times"}
+    assert differences(last, lease_ran_out(last, LATER)) == {**vanished, **poison}
     assert lease_ran_out(running(), LATER, crash_limit=1).state is S.QUARANTINED
 
 
-@pytest.mark.parametrize("item", [fresh(), running()])
-def test_a_cancelled_item_says_who_and_why_and_how_long_it_had_run(item: WorkItem) -> None:
-    called_off = cancel(item, LATER, reason="enough", who="ann")
-    assert (called_off.state, called_off.reason, called_off.owner) == (S.CANCELLED, "enough", "")
-    ran_ms = LATER.wall - item.updated_at if item.state is S.RUNNING else 0
-    assert called_off.history == (HistoryEntry(51_000, "cancelled", "enough", "ann", ran_ms),)
-
-
-def test_an_attempt_that_ran_when_the_item_was_cancelled_counts() -> None:
-    """A submission that a router holds is not run."""
-    held = structs.replace(running(), resource_class=ROUTER)
+def test_a_cancelled_item_says_who_and_why_and_how_long_it_had_run() -> None:
+    """An attempt that ran counts; a submission that a router holds is not run."""
+    called_off = {"state": S.CANCELLED, "reason": "enough", "updated_at": 51_000}
+    for item, ran_ms in ((fresh(), 0), (running(), 1_000)):
+        changed = differences(item, cancel(item, LATER, reason="enough", who="ann"))
+        assert called_off.items() <= {name: changed[name] for name in called_off}.items()
+        assert changed["history"] == (HistoryEntry(51_000, "cancelled", "enough", "ann", ran_ms),)
+        assert changed.get("owner", "") == ""
+    held = running(resource_class=ROUTER)
     for item, begun in ((fresh(), 0), (held, 0), (running(), 1), (running(attempts=2), 3)):
         assert cancel(item, LATER, reason="enough", who="ann").attempts == begun
 
 
-def test_a_requeued_item_starts_anew_under_its_own_id() -> None:
-    item = requeue(structs.replace(aside(), crashes=3, snoozes=1, interruptions=1), LATER, who="ann")
-    assert (item.id, item.state, item.due_at, item.generation) == ("a", S.PENDING, 51_000, 1)
-    assert (item.attempts, item.snoozes, item.interruptions, item.crashes) == (0, 0, 0, 0)
-    assert (item.budget, item.reason, item.failure, item.result) == (Budget(), "", None, None)
-    assert item.history[-1] == HistoryEntry(51_000, "requeued", "bad", "ann")
-    assert item.payload == b"p"
+def test_a_requeued_item_starts_from_the_beginning_under_its_own_id_and_where_it_was() -> None:
+    afresh = {"state": S.PENDING, "due_at": 51_000, "updated_at": 51_000, "generation": 1, "deadline_at": 1_009}
+    blank = {"reason": "", "result": None}
+    item = structs.replace(aside(), crashes=3, snoozes=1, interruptions=1)
+    zero = {**dict.fromkeys(("attempts", "snoozes", "interruptions", "crashes"), 0), "failure": None}
+    requeued = {"history": (HistoryEntry(51_000, "requeued", "bad", "ann"),)}
+    assert differences(item, requeue(item, LATER, who="ann")) == {**afresh, **blank, **zero, **requeued}
+    failed = running(state=S.FAILED, result="old", reason="error")
+    requeued = {"history": (HistoryEntry(51_000, "requeued", "error", "ann"),)}
+    assert differences(failed, requeue(failed, LATER, who="ann")) == {**afresh, **blank, **requeued}
+    for resource_class in ("io@w1", ROUTER, "io"):
+        here = structs.replace(aside(), resource_class=resource_class)
+        assert requeue(here, LATER, who="ann").resource_class == resource_class
 
 
 def test_a_requeued_item_has_all_of_its_time_again_however_often_that_happens() -> None:
-    item = structs.replace(aside(), deadline_at=aside().created_at + 700)
-    once = requeue(item, LATER, who="ann")
+    once = requeue(structs.replace(aside(), deadline_at=aside().created_at + 700), LATER, who="ann")
     assert once.deadline_at == LATER.wall + 700
     again = requeue(structs.replace(once, state=S.QUARANTINED), Moment(LATER.steady, LATER.wall + 9000), who="ann")
     assert again.deadline_at == LATER.wall + 9700
 
 
-def test_a_submission_that_failed_is_open_again_under_its_own_id() -> None:
-    item = requeue(running(state=S.FAILED, result="old", reason="error"), LATER, who="ann")
-    assert (item.state, item.result, item.generation) == (S.PENDING, None, 1)
-
-
-def test_a_discarded_item_says_who_and_why() -> None:
-    item = discard(aside(), LATER, who="ann", reason="old")
-    assert (item.state, item.updated_at) == (S.DISCARDED, 51_000)
-    assert item.history[-1] == HistoryEntry(51_000, "discarded", "old", "ann")
-
-
-def test_what_is_not_in_quarantine_is_neither_requeued_nor_discarded() -> None:
+def test_only_what_is_in_quarantine_is_discarded_and_what_succeeded_is_not_requeued() -> None:
+    history = (HistoryEntry(51_000, "discarded", "old", "ann"),)
+    gone = {"state": S.DISCARDED, "updated_at": 51_000, "history": history}
+    assert differences(aside(), core.discard(aside(), LATER, who="ann", reason="old")) == gone
     with pytest.raises(IllegalMoveError):
         requeue(running(state=S.SUCCEEDED), NOW, who="ann")
     with pytest.raises(IllegalMoveError):
-        discard(fresh(), NOW, who="ann", reason="")
+        core.discard(fresh(), NOW, who="ann", reason="")
 
 
-@for_each_row("settled", [WorkDone(), WorkFailed(), TryAgain(1), Snooze(1), Interrupted(), Quarantine("bad")])
-def test_work_that_does_not_run_cannot_be_settled(settled: Settled) -> None:
+@for_each_row("how", [core.WorkDone(), core.WorkFailed(), TryAgain(1), Snooze(1), Interrupted(), Quarantine("bad")])
+def test_work_that_does_not_run_cannot_be_settled(how: core.Settled) -> None:
     with pytest.raises(IllegalMoveError):
-        settle(running(state=S.SUCCEEDED), settled, NOW)
+        settle(running(state=S.SUCCEEDED), how, NOW)
 
 
 def test_the_history_is_bounded_and_keeps_the_newest() -> None:
-    item = running(history=tuple(HistoryEntry(number, "retry") for number in range(LONGEST_HISTORY)))
+    item = running(history=tuple(HistoryEntry(number, "retry") for number in range(core.LONGEST_HISTORY)))
     told = cancel(item, LATER, reason="", who="").history
-    assert len(told) == LONGEST_HISTORY
+    assert len(told) == core.LONGEST_HISTORY
     assert (told[0].at, told[-1].what) == (1, "cancelled")
 
 
-def test_the_budget_counts_from_the_beginning_of_the_first_attempt() -> None:
+def test_the_budget_counts_from_the_first_start_even_if_that_was_never_reported() -> None:
     first = settle(running(), TryAgain(9_000, began_at=1_234), Moment(0, 5_000))
-    again = structs.replace(first, state=WorkState.RUNNING)
-    second = settle(again, TryAgain(9_000, began_at=6_000), Moment(0, 7_000))
-
+    second = settle(structs.replace(first, state=S.RUNNING), TryAgain(9_000, began_at=6_000), Moment(0, 7_000))
     assert (first.budget.first_attempt_at, first.budget.last_attempt_at) == (1_234, 5_000)
     assert (second.budget.first_attempt_at, second.budget.last_attempt_at) == (1_234, 7_000)
-
-
-def test_the_budget_counts_from_the_first_start_even_if_that_was_never_reported() -> None:
-    first = lease_ran_out(running(updated_at=1_500), LATER)
-    again = lease_ran_out(running(updated_at=9_999, budget=first.budget), LATER)
-
-    assert (first.budget.first_attempt_at, again.budget.first_attempt_at) == (1_500, 1_500)
-    assert (first.budget.attempts, first.budget.last_attempt_at) == (0, None)
-
-
-# ---- one record: from the routers to a worker -----------------------------------------------------------------------
+    crashed = lease_ran_out(running(updated_at=1_500), LATER)
+    again = lease_ran_out(running(updated_at=9_999, budget=crashed.budget), LATER)
+    assert (crashed.budget, again.budget) == (Budget(first_attempt_at=1_500), Budget(first_attempt_at=1_500))
 
 
 def submission(**changes: object) -> WorkItem:
@@ -367,42 +302,36 @@ def submission(**changes: object) -> WorkItem:
 
 def to_worker(**changes: object) -> WorkItem:
     item = WorkItem(
-        "a", "t", worker_class("io", "w1"), due_at=60_000, correlation_id="cor", admission="{}", payload=b"q"
+        "a", "t", core.worker_class("io", "w1"), due_at=60_000, correlation_id="cor", admission="{}", payload=b"q"
     )
     return structs.replace(item, **changes)
 
 
-def test_a_worker_has_a_class_of_its_own() -> None:
-    assert worker_class("cpu", "worker-1") == "cpu@worker-1"
-    assert [is_workers(WorkItem("a", "t", name)) for name in (ROUTER, "cpu", "cpu@w")] == [False, False, True]
+def test_a_worker_has_a_class_of_its_own_behind_the_last_at_sign() -> None:
+    assert core.worker_class("cpu", "worker-1") == "cpu@worker-1"
+    assert [core.is_workers(WorkItem("a", "t", name)) for name in (ROUTER, "cpu", "cpu@w")] == [False, False, True]
+    assert [core.worker_of(name) for name in ("cpu@w1", "gpu@eu@w1", ROUTER, "imap")] == ["w1", "w1", "", ""]
 
 
-@pytest.mark.parametrize("state", WorkState)
-def test_only_an_open_submission_waits_for_a_worker(state: WorkState) -> None:
-    assert is_unassigned(submission(state=state)) is (state in (S.PENDING, S.RUNNING))
-    assert not is_unassigned(submission(state=state, resource_class="cpu@w1"))
+@for_each_row("state", list(WorkState))
+def test_only_an_open_submission_waits_for_a_worker_and_what_is_over_is_not_open(state: WorkState) -> None:
+    is_open = state in (S.PENDING, S.RUNNING)
+    assert core.is_unassigned(submission(state=state)) is is_open
+    assert not core.is_unassigned(submission(state=state, resource_class="cpu@w1"))
+    assert core.is_over(structs.replace(fresh(), state=state)) is not is_open
+    assert core.can_retry(structs.replace(fresh(), state=state)) is (state in (S.FAILED, S.CANCELLED, S.QUARANTINED))
 
 
-@pytest.mark.parametrize("state", WorkState)
-def test_what_is_over_has_its_result_and_quarantine_counts(state: WorkState) -> None:
-    assert is_over(fresh()) is False
-    assert is_over(structs.replace(fresh(), state=state)) is (state not in (S.PENDING, S.RUNNING))
-
-
-@pytest.mark.parametrize("held", [False, True])
-def test_a_submission_moves_to_a_worker_and_its_routers_claim_is_void(held: bool) -> None:
-    before = started(submission(), owner="router#1", fence=3, lease_ms=500, now=NOW) if held else submission(fence=3)
-    after = assigned(before, to_worker(), LATER)
-    assert (after.id, after.resource_class, after.state) == ("a", "io@w1", S.PENDING)
-    assert (after.owner, after.lease_until, after.fence, after.updated_at) == ("", 0, 3, LATER.wall)
-    assert (after.due_at, after.admission) == (60_000, "{}"), "as the worker's admission has it"
-    assert (after.deadline_at, after.created_at, after.priority) == (9_000, NOW.wall, 2), "as it was submitted"
-    assert (after.tenant_id, after.trace_id, after.payload) == ("ten", "tra", b"p")
+def test_a_submission_moves_to_a_worker_and_its_routers_claim_is_void() -> None:
+    """Due time and admission are those of the worker, all else is as it was submitted."""
+    sent = {"resource_class": "io@w1", "pool": "io", "due_at": 60_000, "admission": "{}", "updated_at": LATER.wall}
+    free = submission(fence=3)
+    assert differences(free, assigned(free, to_worker(), LATER)) == sent
+    held = started(submission(), owner="router#1", fence=3, lease_ms=500, now=NOW)
+    after = assigned(held, to_worker(), LATER)
+    assert differences(held, after) == {**sent, "state": S.PENDING, "owner": "", "lease_until": 0}
     assert not holds(after, owner="router#1", fence=3)
-
-
-def test_a_submission_whose_payload_is_gone_takes_the_one_that_was_sent() -> None:
-    assert assigned(submission(payload=b""), to_worker(), LATER).payload == b"q"
+    assert assigned(submission(payload=b""), to_worker(), LATER).payload == b"q", "what was sent, if its own is gone"
 
 
 def test_what_routers_went_through_is_not_charged_to_the_worker() -> None:
@@ -433,15 +362,11 @@ def test_recalled_work_keeps_what_it_has_been_through_and_that_a_worker_had_acce
         assert assigned(back, to_worker(), LATER).crashes == 2
 
 
-def test_an_assignment_that_is_not_there_is_accepted_as_new_work() -> None:
-    item = to_worker()
-    assert accepted_for_worker(None, item, NOW) == accepted(item, NOW)
-
-
-@pytest.mark.parametrize("state", [S.PENDING, S.RUNNING])
-def test_the_open_submission_of_an_assignment_is_accepted_by_moving_it(state: WorkState) -> None:
-    known = submission(state=state)
-    assert accepted_for_worker(known, to_worker(), LATER) == assigned(known, to_worker(), LATER)
+def test_an_assignment_is_accepted_as_new_work_or_by_moving_its_open_submission() -> None:
+    assert accepted_for_worker(None, to_worker(), NOW) == accepted(to_worker(), NOW)
+    for state in (S.PENDING, S.RUNNING):
+        known = submission(state=state)
+        assert accepted_for_worker(known, to_worker(), LATER) == assigned(known, to_worker(), LATER)
 
 
 @pytest.mark.parametrize(
@@ -458,42 +383,9 @@ def test_an_id_that_is_taken_is_not_accepted_again(known: WorkItem) -> None:
     assert accepted_for_worker(known, to_worker(), LATER) is None
 
 
-def test_what_no_worker_took_ends_without_an_attempt() -> None:
-    ended = settle(running(attempts=1, budget=Budget(1)), WorkRejected("{}", "timeout"), LATER)
-    assert (ended.state, ended.attempts, ended.result, ended.reason) == (S.FAILED, 1, "{}", "timeout")
-    assert (ended.owner, ended.budget) == ("", Budget())
-    assert [(one.what, one.why) for one in ended.history] == [("rejected", "timeout")]
-
-
-def test_what_was_cancelled_elsewhere_is_cancelled_with_the_result_that_tells_of_it() -> None:
-    ended = settle(running(attempts=1, budget=Budget(1)), WorkCancelled("{}", "no longer wanted"), LATER)
-    assert (ended.state, ended.attempts, ended.result, ended.reason) == (S.CANCELLED, 1, "{}", "no longer wanted")
-    assert (ended.owner, ended.budget) == ("", Budget())
-    assert [(one.what, one.why) for one in ended.history] == [("cancelled", "no longer wanted")]
-
-
-@pytest.mark.parametrize("resource_class", ["io@w1", ROUTER, "io"])
-def test_requeued_work_is_found_where_it_was(resource_class: str) -> None:
-    item = structs.replace(aside(), resource_class=resource_class)
-    assert requeue(item, LATER, who="ann").resource_class == resource_class
-
-
-def test_the_worker_of_a_class_is_what_stands_behind_its_last_at_sign() -> None:
-    for name, worker in (("cpu@w1", "w1"), ("gpu@eu@w1", "w1"), (ROUTER, ""), ("imap", "")):
-        assert worker_of(name) == worker, name
-
-
-# ---- pools and stages -----------------------------------------------------------------------------------------------
-
-
-@for_each_row(
-    ("resource_class", "pool"), [("io", "io"), ("io@w1", "io"), ("a@b@w1", "a@b"), (ROUTER, ROUTER), ("@w1", "@w1")]
-)
-def test_the_pool_of_a_class_is_the_class_without_its_worker(resource_class: str, pool: str) -> None:
-    assert pool_of(resource_class) == pool
-
-
-def test_accepted_work_has_the_pool_that_was_given_else_that_of_its_class() -> None:
+def test_the_pool_of_a_class_is_the_class_without_its_worker_unless_another_one_was_given() -> None:
+    classes = ("io", "io@w1", "a@b@w1", ROUTER, "@w1")
+    assert [core.pool_of(name) for name in classes] == ["io", "io", "a@b", ROUTER, "@w1"]
     assert accepted(WorkItem("a", "t", ROUTER, pool="gpu"), NOW).pool == "gpu"
     assert accepted(WorkItem("a", "t", "io@w1"), NOW).pool == "io"
 
@@ -501,13 +393,8 @@ def test_accepted_work_has_the_pool_that_was_given_else_that_of_its_class() -> N
 def test_a_submission_keeps_its_pool_with_a_worker_of_its_class_and_after_a_recall() -> None:
     submission = accepted(WorkItem("a", "t", ROUTER, pool="io"), NOW)
     moved_on = assigned(submission, WorkItem("a", "t", "io@w1"), LATER)
-
     assert moved_on.pool == "io"
     assert (recalled(moved_on, LATER).resource_class, recalled(moved_on, LATER).pool) == (ROUTER, "io")
-
-
-def test_an_empty_tenant_is_none() -> None:
-    assert accepted(WorkItem("a", "t", "io", tenant_id=""), NOW).tenant_id is None
 
 
 @for_each_row(
@@ -519,22 +406,16 @@ def test_an_empty_tenant_is_none() -> None:
         *((name, state, None) for name in (ROUTER, "io@w1") for state in S if state not in (S.PENDING, S.RUNNING)),
     ],
 )
-def test_open_work_is_counted_at_its_stage_and_ended_work_at_none(
-    resource_class: str, state: WorkState, stage: Stage | None
-) -> None:
-    assert stage_of(WorkItem("a", "t", resource_class, state=state)) is stage
+def test_open_work_is_counted_at_its_stage_alone(resource_class: str, state: WorkState, stage: Stage | None) -> None:
+    assert core.stage_of(WorkItem("a", "t", resource_class, state=state)) is stage
 
-
-# ---- ids of records -------------------------------------------------------------------------------------------------
 
 _texts = st.text(alphabet="ab|%257C", min_size=1, max_size=8)
 _tenants = st.none() | _texts
 
 
 @given(name=_texts, tenant=_tenants, other_name=_texts, other_tenant=_tenants)
-def test_no_two_assignments_have_the_same_record(
-    name: str, tenant: str | None, other_name: str, other_tenant: str | None
-) -> None:
+def test_assignments_share_no_record(name: str, tenant: str | None, other_name: str, other_tenant: str | None) -> None:
     same = (name, tenant) == (other_name, other_tenant)
     assert (record_id(name, tenant) == record_id(other_name, other_tenant)) is same
 
@@ -542,7 +423,7 @@ def test_no_two_assignments_have_the_same_record(
 @given(name=_texts, tenant=_tenants)
 def test_a_record_tells_the_assignment_and_the_tenant_it_is_of(name: str, tenant: str | None) -> None:
     record = record_id(name, tenant)
-    assert assignment_and_tenant(record) == (name, tenant)
+    assert core.assignment_and_tenant(record) == (name, tenant)
     assert WorkItem(record, "t").assignment_id == name
 
 
@@ -564,30 +445,59 @@ def test_without_a_tenant_a_record_has_the_id_of_its_assignment(name: str, tenan
     assert result.record_id == record
 
 
-def test_what_a_worker_cannot_run_is_a_submission_again() -> None:
-    back = settle(running(resource_class="cpu@w1"), Returned("no such module"), NOW)
-    assert (back.state, back.resource_class, back.attempts, back.reason) == (
-        WorkState.PENDING,
-        ROUTER,
-        0,
-        "no such module",
-    )
-
-
 def test_a_suspect_runs_by_itself_and_what_comes_before_it_together() -> None:
-    assert is_suspect(running(resource_class="cpu@w1", crashes=1))
-    assert not is_suspect(running(resource_class=ROUTER, crashes=1))
-    assert [number_together(one) for one in ([False, False], [False, True], [True, False], [])] == [2, 1, 1, 0]
-
-
-def test_only_work_that_ended_without_success_can_be_retried() -> None:
-    states = {state for state in WorkState if can_retry(structs.replace(fresh(), state=state))}
-    assert states == {WorkState.FAILED, WorkState.CANCELLED, WorkState.QUARANTINED}
+    assert core.is_suspect(running(resource_class="cpu@w1", crashes=1))
+    assert not core.is_suspect(running(resource_class=ROUTER, crashes=1))
+    assert [core.number_together(one) for one in ([False, False], [False, True], [True, False], [])] == [2, 1, 1, 0]
 
 
 def test_the_key_of_a_step_is_that_of_its_run() -> None:
     """Retries of a run share it; a requeue begins another run."""
-    item = WorkItem("order-7|acme", "http.request", "io")
+    assert [core.step_key("order-7|acme", generation) for generation in (0, 1)] == ["order-7|acme/0", "order-7|acme/1"]
 
-    assert step_key(item.id, item.generation) == "order-7|acme/0"
-    assert step_key(item.id, item.generation + 1) != step_key(item.id, item.generation)
+
+def test_versions_count_on_and_a_record_keeps_its_tenant() -> None:
+    for name, following in (
+        ("order", "order~2"),
+        ("order~2", "order~3"),
+        ("order~9", "order~10"),
+        ("order~0", "order~0~2"),
+        ("order~x", "order~x~2"),
+        ("a\nb~2", "a\nb~3"),
+        ("~2", "~3"),
+        ("", "~2"),
+    ):
+        assert (next_version(name), replaced_reason(name)) == (following, f"replaced by {following}")
+    assert [next_record(name) for name in ("acme|order", "|a|b~2")] == ["acme|order~2", "|a|b~3"]
+
+
+def quarantined(resource_class: str) -> WorkItem:
+    item = WorkItem("acme|order", "t", resource_class, "notes", "acme", "r", "tr", 3, deadline_at=6000, payload=b"\xff")
+    put_aside = {"state": WorkState.QUARANTINED, "created_at": 1000, "attempts": 4, "crashes": 1, "reason": "bad"}
+    return structs.replace(item, **put_aside, failure="{}", admission="{}", pool="io")
+
+
+@pytest.mark.parametrize(
+    ("resource_class", "expected"), [("io@w1", ROUTER), ("ingest.notes", "ingest.notes"), ("ingest.x@w1", ROUTER)]
+)
+def test_the_next_version_is_the_same_work_with_a_fresh_budget(resource_class: str, expected: str) -> None:
+    item = quarantined(resource_class)
+    old, new = replaced(item, b"new", NOW, who="ann", why="a typo")
+    assert [is_replaced(one) for one in (item, old, new)] == [False, True, False]
+    assert (old.state, old.payload, old.reason) == (WorkState.DISCARDED, b"\xff", "bad")
+    assert [(one.what, one.why, one.who) for one in old.history] == [("discarded", "replaced by order~2", "ann")]
+    assert (new.id, new.state, new.resource_class, new.payload) == ("acme|order~2", WorkState.PENDING, expected, b"new")
+    assert (new.kind, new.source, new.tenant_id, new.priority, new.pool) == ("t", "notes", "acme", 3, "io")
+    assert (new.correlation_id, new.trace_id, new.due_at, new.deadline_at) == ("r", "tr", 50_000, 55_000)
+    assert (new.attempts, new.crashes, new.reason, new.failure, new.admission) == (0, 0, "", None, "")
+    assert [(one.what, one.why, one.who) for one in new.history] == [("replaces", "order: a typo", "ann")]
+    assert is_ingestion(new) is (expected != ROUTER)
+
+
+def test_without_a_reason_the_link_is_the_id_alone_and_only_quarantined_work_is_replaced() -> None:
+    item = quarantined("io@w1")
+    assert replaced(item, b"", NOW, who="ann")[1].history[0].why == "order"
+    with pytest.raises(IllegalMoveError):
+        replaced(WorkItem("a", "t"), b"", NOW, who="ann")
+    assert not is_replaced(discard(item, NOW, who="ann", reason="not wanted"))
+    assert not is_replaced(WorkItem("a", "t", state=WorkState.DISCARDED))

@@ -1,19 +1,17 @@
 """Work that a worker had accepted, and that is gone: somebody does it, or its caller hears why not."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
 import pytest
 
-from reefknot.audit.model.event import TimeoutOccurred
+from reefknot.audit.model.event import Requeued, TimeoutOccurred
 from reefknot.errors import ResultPendingError
 from reefknot.queue.client import Client
-from reefknot.queue.model.messages import ExecAssignment, ExecResult, Job, ResultStatus
+from reefknot.queue.model.messages import ExecResult, ResultStatus
 from reefknot.queue.model.results import EXPIRED_MESSAGE, OVERDUE_MESSAGE, answer_of
 from reefknot.queue.router.service import Router
-from tests.unit.queue.shops import stored
+from tests.unit.queue.shops import served, stored, told
 from tests.workshop import Shop, Step, work
 
 ONE = {"cpu": 1}
@@ -51,16 +49,9 @@ async def test_another_worker_does_it(shop: Shop, router_too: bool, queued: bool
     await shop.worker("w2", step)
     assert (await result(shop, 200, **LONG)).worker_id == "w2"
     assert len(step.times("a")) == 1
-
-
-@pytest.mark.parametrize("router_too", [False, True])
-@pytest.mark.parametrize("queued", [False, True])
-async def test_its_caller_hears_that_its_time_is_over(shop: Shop, router_too: bool, queued: bool) -> None:
-    router = await accepted_and_gone(shop, router_too=router_too, queued=queued, deadline_ms=5000)
-    found = await result(shop, 200, deadline_ms=5000)
-    assert (found.status, found.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
-    async with asyncio.timeout(10):
-        assert await (await router.submit(work("a", deadline_ms=5000))) == found
+    requeued = [one for one in await told(shop, Requeued) if one.work_id == "a"]
+    assert ("its worker is gone" in [one.reason for one in requeued]) is not router_too
+    assert {one.generation for one in requeued} <= {0}, "no person has run it again"
 
 
 SECOND = 1.0
@@ -99,9 +90,7 @@ async def test_a_deadline_is_answered_within_a_second_whoever_is_gone(shop: Shop
 
 
 @pytest.mark.parametrize("who", ["its worker", "both"])
-async def test_a_caller_and_a_router_that_only_wait_would_be_caught(
-    shop: Shop, who: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_those_who_only_wait_would_be_caught(shop: Shop, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.queue.router.dispatch.LATE_S", 30.0)
     monkeypatch.setattr("reefknot.queue.router.submissions.CALLER_LATE_S", 30.0)
     with pytest.raises(ResultPendingError):
@@ -109,13 +98,11 @@ async def test_a_caller_and_a_router_that_only_wait_would_be_caught(
 
 
 async def test_the_router_ends_what_a_worker_that_is_gone_had_and_no_client_asks_for(shop: Shop) -> None:
-    router = await shop.router()
-    worker = await shop.worker("w1", Step(seconds=600), concurrency=ONE)
-    await asyncio.sleep(1.1)
+    router = await served(shop, Step(seconds=600), wait=1.1)
     began = shop.clock.now()
     future = await router.submit(work("a", deadline_ms=4000))
     await asyncio.sleep(1)
-    shop.vanish(worker)
+    shop.vanish(shop.members[-1])
     found = await future
     assert (found.status, found.error_message) == (ResultStatus.TIMEOUT, OVERDUE_MESSAGE)
     assert BY - 0.01 <= shop.clock.now() - began <= BY + SECOND
@@ -138,15 +125,3 @@ async def test_it_can_be_cancelled(shop: Shop, router_too: bool, waited: float) 
     await Client(shop.store, shop.clock).cancel("a", "enough")
     found = await result(shop, 200, **LONG)
     assert (found.status, found.error_message) == (ResultStatus.CANCELLED, "enough")
-
-
-async def test_a_class_that_no_worker_has_any_more_ends_it_after_the_patience(shop: Shop) -> None:
-    router = await shop.router(patience=7)
-    worker = await shop.worker("w1", Step(seconds=60), concurrency={"gpu": 1})
-    await shop.worker("w2", Step(), concurrency=ONE)
-    await asyncio.sleep(1.1)
-    future = await router.submit(ExecAssignment("a", "r", Job("test.step"), resource_class="gpu"))
-    await asyncio.sleep(1)
-    shop.vanish(worker)
-    async with asyncio.timeout(400):
-        assert (await future).error_code == "RESOURCE_UNAVAILABLE"

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
 from msgspec import structs
 
-from reefknot.errors import KeyConflictError, ResultPendingError
+from reefknot.errors import KeyConflictError
 from reefknot.queue import client
 from reefknot.queue.client import Client
 from reefknot.queue.model import messages
 from reefknot.queue.model.admission import RejectionPolicy, Rules
-from reefknot.queue.model.messages import (
-    ACK,
-    ASSIGN,
-    CANCEL,
-    RESULT,
-    AckStatus,
-    Cancel,
-    ExecAssignment,
-    ExecAssignmentAck,
-    ExecResult,
-    ResultJob,
-    ResultStatus,
-    StepResult,
-    encode,
-)
+from reefknot.queue.model.messages import ExecAssignment, ExecResult, ResultJob, ResultStatus, StepResult, encode
 from reefknot.queue.router.completion import Acknowledge
 from reefknot.queue.router.inbox import Inbox
-from tests.unit.queue.shops import sent, served
-from tests.workshop import Shop, Step, with_shop, work
+from tests.unit.queue.shops import answers, sent, served
+from tests.workshop import Shop, Step, work
 
 TENANTS = ("acme", "bolt", None)
 
@@ -55,9 +40,6 @@ def tenant_told(result: ExecResult) -> Any:
     return (result.output or {})["tenant"]
 
 
-# ---- one worker -----------------------------------------------------------------------------------------------------
-
-
 async def each_has_its_own(shop: Shop, tenants: tuple[str | None, ...], seconds: float) -> None:
     """The next one comes while the one before runs (a long step), or after its end (a short one)."""
     step = Told(seconds=seconds)
@@ -76,28 +58,26 @@ async def each_has_its_own(shop: Shop, tenants: tuple[str | None, ...], seconds:
     assert len(step.began) == 3
 
 
-@pytest.mark.parametrize("engine", ["memory", "sqlite"])
+@pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
 @pytest.mark.parametrize("seconds", [0.01, 20.0])
 @pytest.mark.parametrize("tenants", [TENANTS, TENANTS[::-1]])
-def test_each_tenant_has_its_own_result_under_an_id_that_others_use(
-    tmp_path: Any, engine: str, seconds: float, tenants: tuple[str | None, ...]
+async def test_each_tenant_has_its_own_result_under_an_id_that_others_use(
+    shop: Shop, seconds: float, tenants: tuple[str | None, ...]
 ) -> None:
-    path = str(tmp_path / "state.db") if engine == "sqlite" else None
-    with_shop(lambda shop: each_has_its_own(shop, tenants, seconds), path)
+    await each_has_its_own(shop, tenants, seconds)
 
 
-def test_control_ids_without_their_tenant_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_ids_without_their_tenant_would_be_caught(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (messages, client):
         monkeypatch.setattr(module, "record_id", lambda assignment_id, _: assignment_id)
     with pytest.raises(AssertionError, match=r"\['acme', 'acme', 'acme'\]"):
-        with_shop(lambda shop: each_has_its_own(shop, TENANTS, 0.01))
+        await each_has_its_own(shop, TENANTS, 0.01)
 
 
 async def test_another_job_under_the_id_of_another_tenant_is_no_conflict(shop: Shop) -> None:
     router = await served(shop, Told(), wait=1.1)
     futures = [await router.submit(of(tenant, value=number)) for number, tenant in enumerate(TENANTS)]
-    async with asyncio.timeout(30):
-        values = [(await future).output for future in futures]
+    values = [one.output for one in await answers(*futures)]
     assert values == [{"tenant": tenant, "value": number} for number, tenant in enumerate(TENANTS)]
     with pytest.raises(KeyConflictError):
         await router.submit(of("acme", value=9))
@@ -107,8 +87,8 @@ async def test_a_sink_gets_another_idempotency_key_for_each_tenant(shop: Shop) -
     step = Told()
     await shop.worker("w1", step)
     await sent(shop, *map(of, TENANTS), wait=1)
-    assert {one.idempotency_key for one in step.contexts} == {"acme|x/0", "bolt|x/0", "x/0"}
-    assert {one.assignment_id for one in step.contexts} == {"x"}
+    keys = {(one.idempotency_key, one.assignment_id) for one in step.contexts}
+    assert keys == {("acme|x/0", "x"), ("bolt|x/0", "x"), ("x/0", "x")}
 
 
 async def test_events_name_the_assignments_own_id_and_the_tenant_beside_it(shop: Shop) -> None:
@@ -118,10 +98,7 @@ async def test_events_name_the_assignments_own_id_and_the_tenant_beside_it(shop:
     assert {(event.work_id, event.tenant_id) for event in events} == {("x", "acme")}
 
 
-# ---- cancelling -----------------------------------------------------------------------------------------------------
-
-
-async def test_a_tenant_cancels_its_own_and_nobody_elses(shop: Shop) -> None:
+async def test_a_tenant_cancels_its_own_and_no_other_work(shop: Shop) -> None:
     await served(shop, Told(seconds=5), wait=1.1, concurrency={"cpu": 3})
     client = Client(shop.store, shop.clock)
     handles = [await client.hand_in(of(tenant)) for tenant in TENANTS]
@@ -146,22 +123,17 @@ async def test_a_router_cancels_what_waits_of_this_tenant_alone(shop: Shop, tena
 async def test_a_cancel_message_without_a_tenant_leaves_the_work_of_tenants_alone(shop: Shop) -> None:
     await shop.worker("w1", Told(seconds=5), concurrency={"cpu": 3})
     await shop.send(of("acme"), of(None))
-    await shop.transport.publish(CANCEL, encode(Cancel("x")))
+    await shop.transport.publish(messages.CANCEL, encode(messages.Cancel("x")))
     await asyncio.sleep(30)
     assert {one.tenant_id: one.status.value for one in shop.results} == {"acme": "success", None: "cancelled"}
-
-
-# ---- a worker that makes room, or leaves ----------------------------------------------------------------------------
 
 
 async def test_what_is_dropped_to_make_room_is_answered_under_its_own_id_and_tenant(shop: Shop) -> None:
     rules = Rules(size=1, policy=RejectionPolicy.DROP_OLDEST)
     await shop.worker("w1", Step(seconds=20), concurrency={"cpu": 1}, rules=rules)
-    await shop.send(of("acme", "running"))
-    await shop.send(of("acme"))
-    await sent(shop, of("bolt"), wait=1)
-    dropped = [ack for ack in shop.acks if ack.reason == "dropped_oldest"]
-    assert [ack.assignment_id for ack in dropped] == ["x"]
+    for one in (of("acme", "running"), of("acme"), of("bolt")):
+        await sent(shop, one, wait=0.5)
+    assert [ack.assignment_id for ack in shop.acks if ack.reason == "dropped_oldest"] == ["x"]
     assert [(one.assignment_id, one.tenant_id) for one in shop.results] == [("x", "acme")]
 
 
@@ -173,112 +145,93 @@ async def test_a_worker_that_leaves_gives_back_the_work_of_each_tenant(shop: Sho
     await asyncio.sleep(1)
     await shop.worker("w2", Told(), concurrency={"cpu": 1})
     await first.drain(30)
-    async with asyncio.timeout(60):
-        assert [tenant_told(await future) for future in futures] == list(TENANTS)
+    assert [tenant_told(one) for one in await answers(*futures)] == list(TENANTS)
     assert {ack.assignment_id for ack in shop.acks} == {"x"}
 
 
-# ---- workers that do not tell the tenant ----------------------------------------------------------------------------
-
-
 class Peer:
-    """A worker of another make on the shared subject: it tells no tenant, neither in acks nor in results."""
+    """
+    A worker of another make on the shared subject: it tells no tenant, neither in acks nor in results.
 
-    def __init__(self, shop: Shop) -> None:
-        self.got: list[ExecAssignment] = []
-        self._shop = shop
-        self._bodies = shop.heard(ASSIGN)
+    Two tenants' assignments under one id are submitted to its router.
+    """
+
+    def __init__(self, shop: Shop, request: str) -> None:
+        self.futures: list[asyncio.Future[ExecResult]] = []
+        self._shop, self._request = shop, request
+        self._bodies = shop.heard(messages.ASSIGN)
+
+    async def submit(self) -> Peer:
+        router = await self._shop.router(shared_subject=True)
+        self.futures = [await router.submit(of(tenant, request=self._request)) for tenant in ("acme", "bolt")]
+        return self
 
     async def heard(self, number: int) -> list[ExecAssignment]:
         await asyncio.sleep(0.5)
-        self.got = [msgspec.json.decode(body, type=ExecAssignment) for body in self._bodies]
-        assert len(self.got) == number
-        return self.got
+        got = [msgspec.json.decode(body, type=ExecAssignment) for body in self._bodies]
+        assert len(got) == number
+        return got
 
     async def ack(self, assignment: ExecAssignment) -> None:
-        ack = ExecAssignmentAck(assignment.assignment_id, AckStatus.ACCEPTED)
-        await self._shop.transport.publish(ACK, encode(ack))
+        ack = messages.ExecAssignmentAck(assignment.assignment_id, messages.AckStatus.ACCEPTED)
+        await self._shop.transport.publish(messages.ACK, encode(ack))
 
-    async def answer(self, assignment: ExecAssignment) -> None:
-        result = ExecResult(
-            assignment.assignment_id,
-            assignment.request_id,
-            ResultStatus.SUCCESS,
-            "peer",
-            ResultJob("test.step"),
-            output={"tenant": assignment.tenant_id},
-        )
-        await self._shop.transport.publish(RESULT, encode(result))
-        await asyncio.sleep(0.1)
+    async def answer(self, *assignments: ExecAssignment) -> None:
+        for one in assignments:
+            names, job, told = (one.assignment_id, one.request_id), ResultJob("test.step"), {"tenant": one.tenant_id}
+            result = ExecResult(*names, ResultStatus.SUCCESS, "peer", job, output=told)
+            await self._shop.transport.publish(messages.RESULT, encode(result))
+            await asyncio.sleep(0.1)
+
+    async def told(self) -> list[str]:
+        return [tenant_told(one) for one in await answers(*self.futures, within=5)]
 
 
-def with_peer(
-    story: Callable[[Shop, Peer, list[asyncio.Future[ExecResult]]], Awaitable[None]], *, request: str = ""
-) -> None:
-    """A story of two tenants' assignments under one id, for a peer."""
-
-    async def whole(shop: Shop) -> None:
-        peer = Peer(shop)
-        router = await shop.router(shared_subject=True)
-        futures = [await router.submit(of(tenant, request=request)) for tenant in ("acme", "bolt")]
-        await story(shop, peer, futures)
-
-    with_shop(whole)
-
-
-async def second_is_answered_first(shop: Shop, peer: Peer, futures: list[asyncio.Future[ExecResult]]) -> None:
+async def second_is_answered_first(shop: Shop) -> list[str]:
+    peer = await Peer(shop, "").submit()
     (first,) = await peer.heard(1)
     await peer.ack(first)
     _, second = await peer.heard(2)
     await peer.ack(second)
-    await peer.answer(second)
-    await peer.answer(second)  # at least once: the other one waits still
-    await peer.answer(first)
-    async with asyncio.timeout(5):
-        told = [tenant_told(await future) for future in futures]
-    assert told == ["acme", "bolt"]
+    await peer.answer(second, second, first)  # at least once: the other one waits still
+    return await peer.told()
 
 
-def test_of_two_tenants_with_one_id_the_second_is_sent_when_the_first_is_acked() -> None:
-    with_peer(second_is_answered_first)
+async def test_of_two_tenants_with_one_id_the_second_is_sent_when_the_first_is_acked(shop: Shop) -> None:
+    assert await second_is_answered_first(shop) == ["acme", "bolt"]
 
 
-def test_control_a_router_that_takes_any_result_of_the_id_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_a_router_that_takes_any_result_of_the_id(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     def by_id_alone(self: Inbox, result: ExecResult, done: Acknowledge | None) -> bool:
         for pending in self._table.out(result.assignment_id)[:1]:
             self._completion.finish_foreign(pending, result, done)
         return True
 
     monkeypatch.setattr(Inbox, "_read_result", by_id_alone)
-    with pytest.raises(AssertionError, match=r"\['bolt', 'bolt'\]"):
-        with_peer(second_is_answered_first)
+    assert await second_is_answered_first(shop) == ["bolt", "bolt"]
 
 
-def test_a_late_result_of_one_tenant_is_not_given_to_the_other() -> None:
-    async def story(shop: Shop, peer: Peer, futures: list[asyncio.Future[ExecResult]]) -> None:
-        (first,) = await peer.heard(1)
-        await peer.answer(first)
-        _, second = await peer.heard(2)
-        await peer.answer(first)
-        assert (futures[0].done(), futures[1].done()) == (True, False)
-        await peer.answer(second)
-        assert [tenant_told(await future) for future in futures] == ["acme", "bolt"]
-
-    with_peer(story)
+async def test_a_late_result_of_one_tenant_is_not_given_to_the_other(shop: Shop) -> None:
+    peer = await Peer(shop, "").submit()
+    (first,) = await peer.heard(1)
+    await peer.answer(first)
+    _, second = await peer.heard(2)
+    await peer.answer(first)
+    assert [one.done() for one in peer.futures] == [True, False]
+    await peer.answer(second)
+    assert await peer.told() == ["acme", "bolt"]
 
 
-def test_where_the_requests_are_called_the_same_too_the_second_waits_for_the_first_result() -> None:
-    async def story(shop: Shop, peer: Peer, futures: list[asyncio.Future[ExecResult]]) -> None:
-        (first,) = await peer.heard(1)
-        await peer.ack(first)
-        await peer.heard(1)
-        await peer.answer(first)
-        _, second = await peer.heard(2)
-        await peer.ack(second)
-        await peer.answer(second)
-        assert [tenant_told(await future) for future in futures] == ["acme", "bolt"]
-
-    with_peer(story, request="r")
+async def test_where_the_requests_are_called_the_same_too_the_second_waits_for_the_first_result(shop: Shop) -> None:
+    peer = await Peer(shop, "r").submit()
+    (first,) = await peer.heard(1)
+    await peer.ack(first)
+    await peer.heard(1)
+    await peer.answer(first)
+    _, second = await peer.heard(2)
+    await peer.ack(second)
+    await peer.answer(second)
+    assert await peer.told() == ["acme", "bolt"]
 
 
 async def test_a_result_that_could_mean_two_is_given_to_none(shop: Shop) -> None:
@@ -294,17 +247,3 @@ async def test_a_result_that_could_mean_two_is_given_to_none(shop: Shop) -> None
     assert inbox._answered(result) is None
     assert inbox._answered(structs.replace(result, tenant_id="acme")) is table.get("acme|x")
     assert inbox._answered(structs.replace(result, request_id="earlier")) is table.get("x")
-
-
-async def test_another_tenants_handle_does_not_find_a_result(shop: Shop) -> None:
-    await shop.router()
-    client = Client(shop.store, shop.clock)
-    await shop.worker("w1", Told())
-    await asyncio.sleep(1.1)
-    await (await client.hand_in(of("acme"))).result(30)
-    for member in list(shop.members):
-        shop.vanish(member)
-    handle = await client.hand_in(of("bolt"))
-    with pytest.raises(ResultPendingError):
-        await handle.result(5)
-    assert await handle.status() == "pending"

@@ -1,33 +1,30 @@
-"""Workers that do not all know the same steps: when a router gives up, and when it waits for one who knows."""
-
-from __future__ import annotations
+"""Workers that do not all know the same steps and classes: when a router gives up, and when it waits."""
 
 import asyncio
 import shlex
-import subprocess
-from functools import partial
+from collections.abc import Callable
 
+import pytest
 from msgspec import structs
 
-from reefknot.audit.model.event import Quarantined
-from reefknot.queue.model.messages import ResultStatus
+from reefknot.audit.model.event import Quarantined, Routing
+from reefknot.errors import QueueFullError
+from reefknot.queue.model.admission import Rules
+from reefknot.queue.model.messages import AssignmentOptions, ExecAssignment, Job, ResultStatus
 from reefknot.queue.model.results import UNKNOWN_TYPE
-from reefknot.queue.model.work import ROUTER
-from reefknot.queue.port.work_queue import ALL
-from reefknot.queue.worker.service import Worker
-from reefknot.queue.worker.settings import default_settings
+from reefknot.queue.model.work import WorkState
+from reefknot.queue.router.dispatch import NO_CLASS
+from reefknot.queue.router.settings import PATIENCE_S
 from reefknot.runtime.processes import process_mark
-from tests.unit.queue.shops import ran, sent
-from tests.workshop import Shop, Step, with_shop, work
+from tests.unit.queue.shops import answers, gone_process, made, ran, sent, served, stored, told
+from tests.workshop import Shop, Step, work
 
 
 def other() -> Step:
     return Step(name="test.other")
 
 
-async def test_a_type_that_nobody_knows_goes_to_quarantine_with_its_answer_after_the_routers_patience(
-    shop: Shop,
-) -> None:
+async def test_a_type_that_no_worker_knows_is_quarantined_with_its_answer_after_the_patience(shop: Shop) -> None:
     router = await shop.router(patience=20)
     await asyncio.sleep(60)
     began = shop.clock.now()
@@ -37,7 +34,7 @@ async def test_a_type_that_nobody_knows_goes_to_quarantine_with_its_answer_after
     await shop.worker("plain", other())
     await asyncio.sleep(19)
     assert not answer.done()
-    result = await asyncio.wait_for(answer, 5)
+    (result,) = await answers(answer, within=5)
     assert (result.status, result.error_code) == (ResultStatus.ERROR, "INVALID_INPUT")
     assert result.error_message == (
         "job.type: 'test.step' is not known here; known: test.other. No worker that knows it came within 20 s, so "
@@ -45,15 +42,9 @@ async def test_a_type_that_nobody_knows_goes_to_quarantine_with_its_answer_after
         "requeue a"
     )
     assert shop.clock.now() - began < 90
-    item = await shop.store.quarantine.show("a")
-    assert item is not None
-    assert (item.reason, item.attempts) == (UNKNOWN_TYPE, 0)
-    assert [getattr(event, "reason", "") for event in await shop.events(Quarantined)] == [UNKNOWN_TYPE]
-
-    await shop.worker("knows")
-    assert await shop.store.quarantine.requeue(ALL, who="ann") == ["a"]
-    again = await asyncio.wait_for(await router.submit(work("a")), 10)
-    assert again.status is ResultStatus.SUCCESS
+    item = await stored(shop, "a")
+    assert (item.state, item.reason, item.attempts) == (WorkState.QUARANTINED, UNKNOWN_TYPE, 0)
+    assert [event.reason for event in await told(shop, Quarantined)] == [UNKNOWN_TYPE]
 
 
 async def test_the_command_that_brings_it_back_can_be_pasted_into_a_shell(shop: Shop) -> None:
@@ -77,38 +68,9 @@ async def test_a_worker_that_comes_late_and_knows_the_type_takes_it(shop: Shop) 
     assert (await asyncio.wait_for(answer, 5)).status is ResultStatus.SUCCESS
 
 
-async def test_a_worker_that_knew_the_type_in_an_earlier_life_hands_its_queue_back(shop: Shop) -> None:
-    """It restarts under its name without the module: nothing that was queued there ends for that."""
-    router = await shop.router(patience=5)
-    worker = await shop.worker("w1", Step(seconds=5), concurrency={"cpu": 1})
-    await asyncio.sleep(1.5)
-    answers = [await router.submit(work(name)) for name in ("a", "b", "c")]
-    await asyncio.sleep(2)
-    shop.members.remove(worker)
-    await worker.stop()
-    ignorant = await shop.worker("w1", other())
-    await asyncio.sleep(60)
-    assert not any(one.done() for one in answers)
-    assert {item.resource_class for item in await shop.store.work.find()} == {ROUTER}
-    await shop.worker("knows")
-    ended = await asyncio.wait_for(asyncio.gather(*answers), 60)
-    assert [one.status for one in ended] == [ResultStatus.SUCCESS] * 3
-    assert ignorant.snapshot().retries.failed == 0
-
-
 async def silent(shop: Shop, process: str) -> None:
     """A worker that is not heard of any more, of this process."""
-    step = Step()
-    worker = Worker(
-        "knows",
-        settings=default_settings(),
-        store=shop.store,
-        transport=shop.transport,
-        blocks={step.type: step},
-        clock=shop.clock,
-        process=process,
-    )
-    shop.members.append(worker)
+    worker = made(shop, "knows", process=process)
     await worker.start()
     await asyncio.sleep(1.5)
     shop.vanish(worker)
@@ -127,51 +89,37 @@ async def test_a_silent_worker_whose_process_exists_may_know_the_type(shop: Shop
     assert (await asyncio.wait_for(answer, 5)).status is ResultStatus.SUCCESS
 
 
-def test_a_silent_worker_whose_process_is_gone_is_not_waited_for() -> None:
+@pytest.mark.parametrize("whose", [gone_process, lambda: "othermachine.1.1", str])
+async def test_a_silent_worker_whose_process_is_gone_is_not_waited_for(shop: Shop, whose: Callable[[], str]) -> None:
     """The control; so it is for one of another machine, of which nothing but its silence is known."""
-    with subprocess.Popen(["sleep", "60"]) as process:
-        dead = process_mark(process.pid)
-        process.kill()
-
-    async def story(shop: Shop, mark: str) -> None:
-        router = await shop.router(patience=5)
-        await shop.worker("plain", other())
-        await silent(shop, mark)
-        assert (await asyncio.wait_for(await router.submit(work("a")), 15)).error_code == "INVALID_INPUT"
-
-    for mark in (dead, "othermachine.1.1", ""):
-        with_shop(partial(story, mark=mark))
+    router = await shop.router(patience=5)
+    await shop.worker("plain", other())
+    await silent(shop, whose())
+    (result,) = await answers(await router.submit(work("a")), within=15)
+    assert result.error_code == "INVALID_INPUT"
 
 
-async def test_what_a_worker_that_knew_the_step_took_in_waits_for_it_to_come_back(shop: Shop) -> None:
-    """Its worker vanished in the middle, and the only other one does not know the step."""
+@pytest.mark.parametrize("has_it", [True, False], ids=["it had taken the job in, and vanished", "it is paused"])
+async def test_a_worker_that_knows_the_step_is_waited_for(shop: Shop, has_it: bool) -> None:
+    """The only other one does not know it: that one refuses it, and that is no answer."""
     router = await shop.router()
     await shop.worker("plain", other())
-    knows = await shop.worker("knows", Step(seconds=30), lease=5)
+    knows = await shop.worker("knows", Step(seconds=30 if has_it else 0.01), lease=5)
     await asyncio.sleep(1.5)
+    if not has_it:
+        knows.pause()
+        await asyncio.sleep(1.5)
     answer = await router.submit(work("a"))
     await asyncio.sleep(1.5)
-    shop.vanish(knows)
+    if has_it:
+        shop.vanish(knows)
     await asyncio.sleep(60)
-    assert not answer.done(), "the other one refused it, and that is no answer"
-
-    await shop.worker("knows", Step())
-    assert (await asyncio.wait_for(answer, 30)).status is ResultStatus.SUCCESS
-
-
-async def test_a_worker_that_is_paused_counts_as_one_who_may_know_the_step(shop: Shop) -> None:
-    router = await shop.router()
-    await shop.worker("plain", other())
-    knows = await shop.worker("knows")
-    await asyncio.sleep(1.5)
-    knows.pause()
-    await asyncio.sleep(1.5)
-    answer = await router.submit(work("a"))
-    await asyncio.sleep(30)
     assert not answer.done()
-
-    knows.resume()
-    assert (await asyncio.wait_for(answer, 10)).status is ResultStatus.SUCCESS
+    if has_it:
+        await shop.worker("knows", Step())
+    else:
+        knows.resume()
+    assert (await asyncio.wait_for(answer, 30)).status is ResultStatus.SUCCESS
 
 
 async def test_a_paused_worker_begins_nothing_and_keeps_what_it_has_queued(shop: Shop) -> None:
@@ -181,7 +129,122 @@ async def test_a_paused_worker_begins_nothing_and_keeps_what_it_has_queued(shop:
     await sent(shop, work("late"), wait=30)
     assert [name for name, _ in step.began] == ["runs"]
     assert shop.ack("late").reason == "draining"
-
     worker.resume()
     await asyncio.sleep(5)
     assert [name for name, _ in step.began] == ["runs", "waits"]
+
+
+ONE = {"cpu": 1}
+
+
+def of_class(name: str, assignment_id: str = "a", deadline_ms: int | None = None) -> ExecAssignment:
+    options = AssignmentOptions(deadline_ms=deadline_ms)
+    return ExecAssignment(assignment_id, "r", Job("test.step"), resource_class=name, options=options)
+
+
+async def test_a_class_that_no_worker_has_goes_to_quarantine_with_its_answer(shop: Shop) -> None:
+    router = await shop.router(patience=7)
+    await shop.worker("w1", Step(), concurrency={"cpu": 1, "io": 1})
+    await asyncio.sleep(1.1)
+    began = asyncio.get_running_loop().time()
+    (result,) = await answers(await router.submit(of_class("tpu")), within=10)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(7, abs=0.5)
+    assert (result.status, result.error_code) == (ResultStatus.ERROR, "RESOURCE_UNAVAILABLE")
+    for word in ("'tpu'", "cpu, io", "worker.queue.v2.resource_pools", "then: reefknot quarantine requeue a"):
+        assert word in (result.error_message or "")
+    (event,) = [one for one in await told(shop, Routing) if one.work_id == "a"]
+    assert (event.worker_id, event.inputs["resource_class"], event.inputs["classes"]) == (None, "tpu", ["cpu", "io"])
+    item = await stored(shop, "a")
+    assert (item.state, item.reason, item.attempts, len(router.table)) == (WorkState.QUARANTINED, NO_CLASS, 0, 0)
+
+
+async def test_a_worker_that_restarts_without_the_class_leaves_its_queue_to_others(shop: Shop) -> None:
+    router = await shop.router(patience=60)
+    first = await shop.worker("w1", Step(seconds=30), concurrency={"cpu": 1, "tpu": 1})
+    await asyncio.sleep(1.1)
+    futures = [await router.submit(of_class("tpu", name)) for name in ("a", "b")]
+    await asyncio.sleep(1)
+    shop.members.remove(first)
+    await first.stop()
+    await shop.worker("w1", Step(), concurrency=ONE)
+    await asyncio.sleep(20)
+    assert not any(one.done() for one in futures)
+    await shop.worker("w2", Step(), concurrency={"tpu": 1})
+    assert [(one.status, one.worker_id) for one in await answers(*futures)] == [(ResultStatus.SUCCESS, "w2")] * 2
+
+
+async def test_everybody_is_waited_for_as_long_as_the_first_one_was(shop: Shop) -> None:
+    router = await shop.router(patience=5)
+    await shop.worker("w1", Step(), concurrency=ONE)
+    first = await router.submit(of_class("tpu", "a"))
+    await asyncio.sleep(4)
+    second = await router.submit(of_class("tpu", "b"))
+    await asyncio.sleep(2)
+    assert (first.done(), second.done()) == (True, False)
+    await asyncio.sleep(4)
+    assert second.done()
+
+
+async def test_a_worker_of_the_class_that_comes_in_time_gets_it(shop: Shop) -> None:
+    router = await shop.router(patience=5)
+    await shop.worker("w1", Step(), concurrency=ONE)
+    future = await router.submit(of_class("tpu"))
+    await asyncio.sleep(4)
+    await shop.worker("w2", Step(), concurrency={"tpu": 1})
+    (result,) = await answers(future, within=5)
+    assert result.worker_id == "w2"
+
+
+async def test_a_worker_of_the_class_that_was_there_is_waited_for_until_it_is_forgotten(shop: Shop) -> None:
+    """By what it had accepted, and by what comes later."""
+    router = await shop.router(patience=7)
+    await shop.worker("w1", Step(), concurrency=ONE)
+    other = await shop.worker("w2", Step(seconds=60), concurrency={"tpu": 1})
+    await asyncio.sleep(2)
+    futures = [await router.submit(of_class("tpu", "accepted"))]
+    await asyncio.sleep(1)
+    shop.vanish(other)
+    await asyncio.sleep(5)
+    futures.append(await router.submit(of_class("tpu", "later")))
+    await asyncio.sleep(200)
+    assert not any(one.done() for one in futures), "it may come back"
+    assert {one.error_code for one in await answers(*futures, within=200)} == {"RESOURCE_UNAVAILABLE"}
+
+
+async def test_without_any_worker_work_waits_and_the_next_caller_hears_that_the_queue_is_full(shop: Shop) -> None:
+    router = await shop.router(patience=5, rules=Rules(size=3))
+    futures = [await router.submit(of_class("tpu", f"a{n}")) for n in range(3)]
+    await asyncio.sleep(100)
+    assert not any(one.done() for one in futures)
+    with pytest.raises(QueueFullError) as full:
+        await router.submit(of_class("tpu", "more"))
+    assert full.value.limit == 3
+
+
+async def test_with_the_shared_subject_nobody_knows_who_listens_and_it_is_sent(shop: Shop) -> None:
+    router = await shop.router(patience=2, shared_subject=True)
+    await shop.worker("w1", Step(), concurrency=ONE)
+    await asyncio.sleep(1.1)
+    future = await router.submit(of_class("tpu"))
+    await asyncio.sleep(8)
+    assert not future.done()
+
+
+async def test_a_deadline_that_is_shorter_than_the_patience_comes_first(shop: Shop) -> None:
+    router = await served(shop, Step(), concurrency=ONE)
+    (result,) = await answers(await router.submit(of_class("tpu", deadline_ms=2000)), within=PATIENCE_S / 2)
+    assert result.status is ResultStatus.TIMEOUT
+
+
+async def test_a_worker_that_began_again_is_asked_for_a_step_that_it_did_not_know(shop: Shop) -> None:
+    router = await shop.router()
+    first = await shop.worker("w1", Step(name="other"), concurrency=ONE)
+    busy = await shop.worker("w2", Step(), concurrency=ONE)
+    await asyncio.sleep(1.1)
+    shop.vanish(busy)  # it is not known to be gone yet: the work waits for it
+    future = await router.submit(work("a"))
+    await asyncio.sleep(1.5)
+    shop.vanish(first)
+    await shop.worker("w1", Step(), concurrency=ONE)
+    (result,) = await answers(future, within=30)
+    assert (result.status, result.worker_id) == (ResultStatus.SUCCESS, "w1")

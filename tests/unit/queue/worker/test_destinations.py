@@ -9,6 +9,7 @@ from reefknot.queue.model.destination_health import DestinationRules
 from reefknot.queue.worker import destinations
 from reefknot.queue.worker.destinations import LEAST_ANSWERS, TENANT_SEEN_S, Destination, Destinations
 from reefknot.queue.worker.settings import ThrottleSettings
+from tests.rows import for_each_row
 
 OPENS_AFTER = DestinationRules().failures
 numbers = count()
@@ -20,22 +21,21 @@ def test_destinations_are_bounded_and_the_least_lately_used_goes(monkeypatch: py
     first = [places.at(name) for name in "abc"]
     assert places.at("a") is first[0]
     places.at("d")
-
-    assert places.at("a") is first[0]
-    assert places.at("b") is not first[1]
+    assert (places.at("a") is first[0], places.at("b") is first[1]) == (True, False)
 
 
-def test_a_fleet_shares_tokens_and_the_calls_that_make_a_place_busy() -> None:
+def test_a_fleet_shares_tokens_calls_and_failures_but_three_jobs_have_to_fail() -> None:
     places = Destinations(ThrottleSettings(tokens=10.0, per_second=0.1))
     place = places.at("x")
     assert place.throttle is not None
-    shares = []
-    for workers in (1, 2, 5, 100, 0):
+    tokens, calls = [], []
+    for workers in (1, 2, 3, 5, 100, 0):
         places.fleet_of(workers)
-        shares.append((place.throttle.cap, place.throttle.least))
-
-    assert shares == [(10.0, 100), (5.0, 50), (2.0, 20), (1.0, 1), (10.0, 100)]
+        tokens.append((round(place.throttle.cap, 2), place.throttle.least))
+        calls.append((place.rules.failures, place.rules.calls))
+    assert tokens == [(10.0, 100), (5.0, 50), (3.33, 33), (2.0, 20), (1.0, 1), (10.0, 100)]
     assert place.throttle.tokens == 0.1, "what a small share took away does not come back at once"
+    assert calls == [(10, 100), (5, 50), (4, 33), (3, 20), (3, 10), (10, 100)]
 
 
 def attempts_per_request(workers: int, per_second: float, *, shared: bool = True) -> float:
@@ -63,15 +63,12 @@ def attempts_per_request(workers: int, per_second: float, *, shared: bool = True
     return attempts / requests
 
 
-@pytest.mark.parametrize("workers", [1, 3, 10, 30, 100, 400, 2000])
-@pytest.mark.parametrize("per_second", [100.0, 1000.0])
+@for_each_row("workers", [1, 3, 10, 30, 100, 400, 2000])
+@for_each_row("per_second", [100.0, 1000.0])
 def test_a_fleet_of_any_size_does_not_multiply_an_outage(workers: int, per_second: float) -> None:
+    """The control: with nothing shared each has all tokens, and each alone is too small for its throttle to act."""
     assert attempts_per_request(workers, per_second) <= 1.10
-
-
-def test_workers_that_share_nothing_do_multiply_it() -> None:
-    """The control: each has all tokens, and each alone is too small for its throttle to act."""
-    assert attempts_per_request(100, 100.0, shared=False) > 2.9
+    assert workers != per_second or attempts_per_request(workers, per_second, shared=False) > 2.9
 
 
 def test_a_worker_of_a_large_fleet_still_retries_the_failure_now_and_then() -> None:
@@ -87,18 +84,7 @@ def test_a_worker_of_a_large_fleet_still_retries_the_failure_now_and_then() -> N
             granted += 1
             assert place.throttle is not None
             place.throttle.spend()
-
     assert granted == 94, "one in twenty fails, and every one of them is tried again"
-
-
-def test_a_fleet_shares_the_failures_that_open_a_breaker_but_three_jobs_have_to_fail() -> None:
-    places = Destinations(ThrottleSettings())
-    place, shares = places.at("x"), []
-    for workers in (1, 2, 3, 5, 100):
-        places.fleet_of(workers)
-        shares.append((place.rules.failures, place.rules.calls))
-
-    assert shares == [(10, 100), (5, 50), (4, 33), (3, 20), (3, 10)]
 
 
 def test_one_job_that_fails_alone_opens_no_breaker_in_a_fleet_of_any_size() -> None:
@@ -118,13 +104,7 @@ def test_a_switched_off_throttle_still_counts_traffic_for_the_breaker() -> None:
     place = Destinations(ThrottleSettings(enabled=False)).at("x")
     for _ in range(100):
         place.counted(1.0, ok=False)
-
-    assert place.throttle is None
-    assert place.busy(1.5)
-    assert not place.busy(99.0)
-
-
-# ---- the usual time -------------------------------------------------------------------------------------------------
+    assert (place.throttle, place.busy(1.5), place.busy(99.0)) == (None, True, False)
 
 
 def place() -> Destination:
@@ -153,9 +133,6 @@ def test_a_usual_time_counts_half_after_each_half_life_without_an_answer() -> No
     assert slow.usual(105.0) == pytest.approx(4.0), "the next answer goes on from what was left"
 
 
-# ---- the breaker and tenants ----------------------------------------------------------------------------------------
-
-
 def report(to: Destination, tenant: str, now: float, *, ok: bool = False, times: int = 1) -> BreakerState:
     """Calls of this tenant, each for another job."""
     for _ in range(times):
@@ -166,16 +143,12 @@ def report(to: Destination, tenant: str, now: float, *, ok: bool = False, times:
 
 
 def test_one_tenant_alone_does_not_open_a_breaker_while_others_call() -> None:
-    shared = place()
+    shared, alone = place(), place()
     report(shared, "b", 0.0, ok=True)
     assert report(shared, "a", 1.0, times=10 * OPENS_AFTER) is BreakerState.CLOSED
     assert report(shared, "b", 2.0) is BreakerState.OPEN, "the second one that fails says that it is not the first"
-
-
-def test_a_tenant_that_is_the_only_one_opens_it() -> None:
-    alone = place()
     assert report(alone, "a", 1.0, times=OPENS_AFTER - 1) is BreakerState.CLOSED
-    assert report(alone, "a", 1.0) is BreakerState.OPEN
+    assert report(alone, "a", 1.0) is BreakerState.OPEN, "a tenant that is the only one opens it"
 
 
 def test_a_tenant_that_has_not_called_for_a_while_does_not_count_as_another_one() -> None:
@@ -185,11 +158,10 @@ def test_a_tenant_that_has_not_called_for_a_while_does_not_count_as_another_one(
     assert report(quiet, "a", TENANT_SEEN_S + 0.1) is BreakerState.OPEN
 
 
-def test_a_success_of_anybody_starts_the_count_and_the_list_of_failing_tenants_anew() -> None:
+def test_a_success_of_any_tenant_starts_the_count_and_the_list_of_failing_tenants_again() -> None:
     shared = place()
-    report(shared, "a", 0.0, times=OPENS_AFTER - 2)
-    report(shared, "b", 0.0)
-    report(shared, "c", 0.0, ok=True)
+    for tenant, ok, times in (("a", False, OPENS_AFTER - 2), ("b", False, 1), ("c", True, 1)):
+        report(shared, tenant, 0.0, ok=ok, times=times)
     assert report(shared, "a", 1.0, times=2 * OPENS_AFTER) is BreakerState.CLOSED, "again only one of them fails"
 
 
@@ -212,7 +184,6 @@ def test_destinations_in_trouble_are_those_whose_breaker_is_open_or_whose_tokens
     assert busy.throttle is not None
     for _ in range(2):
         busy.throttle.spend()
-
     assert places.troubled(1.0) == [
         {"name": "busy", "breaker": "closed", "throttled": True, "tokens": 0.0},
         {"name": "broken", "breaker": "open", "throttled": False, "tokens": 2.0, "probe_in_s": 1.0},
@@ -223,38 +194,28 @@ def test_destinations_in_trouble_are_those_whose_breaker_is_open_or_whose_tokens
 def test_only_the_lately_used_destinations_are_looked_at_and_few_are_shown() -> None:
     places = Destinations(ThrottleSettings())
     for number in range(destinations.MOST_LOOKED_AT + 5):
-        place = places.at(str(number))
-        report(place, "", 1.0, times=OPENS_AFTER)
-
+        report(places.at(str(number)), "", 1.0, times=OPENS_AFTER)
     found = [one["name"] for one in places.troubled(1.0)]
     assert (len(found), found[0]) == (destinations.MOST_TROUBLED, str(destinations.MOST_LOOKED_AT + 4))
 
 
-def test_half_of_a_hundred_calls_in_ten_seconds_open_it_though_others_succeed() -> None:
-    busy = place()
-    for number in range(120):
-        is_well = number % 2 == 0
-        report(busy, "", 1.0, ok=is_well)
-        busy.counted(1.0, ok=is_well)
-    assert busy.health.state(1.0) is BreakerState.OPEN
-
-
-def test_a_third_of_them_does_not() -> None:
-    busy = place()
-    for number in range(300):
-        busy.counted(1.0, ok=number % 3 != 0)
-        report(busy, "", 1.0, ok=number % 3 != 0)
-    assert busy.health.state(1.0) is BreakerState.CLOSED
+def test_half_of_a_hundred_calls_in_ten_seconds_open_it_though_others_succeed_and_a_third_does_not() -> None:
+    for share, state in ((2, BreakerState.OPEN), (3, BreakerState.CLOSED)):
+        busy = place()
+        for number in range(300):
+            is_well = number % share != share - 1
+            report(busy, "", 1.0, ok=is_well)
+            busy.counted(1.0, ok=is_well)
+        assert busy.health.state(1.0) is state
 
 
 def test_what_failed_before_it_closed_does_not_open_it_again() -> None:
-    busy, now = place(), 1.0
+    busy = place()
     for _ in range(120):
-        busy.counted(now, ok=False)
-        report(busy, "", now)
-    now = 2.5
-    assert report(busy, "", now, ok=True, times=9) is BreakerState.CLOSED
-    assert report(busy, "", now) is BreakerState.CLOSED
+        busy.counted(1.0, ok=False)
+        report(busy, "", 1.0)
+    assert report(busy, "", 2.5, ok=True, times=9) is BreakerState.CLOSED
+    assert report(busy, "", 2.5) is BreakerState.CLOSED
 
 
 def test_only_the_calls_of_the_slow_start_count_for_how_many_may_be_out() -> None:

@@ -1,7 +1,5 @@
 """The thread that watches an event loop: when it asks, what it reports, and for how long it holds work."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time
@@ -19,10 +17,8 @@ from reefknot.queue.port.work_queue import Held
 from reefknot.queue.worker.loop_watch import BLOCKED_S, LOOK_S, LoopWatch
 from reefknot.queue.worker.records import RunningStep
 from reefknot.queue.worker.service import Worker
-from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import clock_of_this_loop
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.memory.store import MemoryTransport
 from tests.unit.queue.shops import ran, sent
 from tests.workshop import Shop, Step, work
 
@@ -50,8 +46,7 @@ class Extended:
 def watching(worker: Worker, leases: Extended) -> Iterator[LoopWatch]:
     """A watch whose thread is left out: the test looks itself, at times of its own."""
     watch = LoopWatch([worker], leases)
-    watch._loop = asyncio.get_running_loop()
-    watch._watched = 0
+    watch._loop, watch._watched = asyncio.get_running_loop(), 0
     yield watch
 
 
@@ -60,9 +55,7 @@ def test_a_block_is_reported_within_two_seconds() -> None:
     assert LOOK_S + BLOCKED_S + LOOK_S < 2
 
 
-async def test_a_loop_is_asked_only_while_a_step_runs_and_reported_once(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_loop_is_asked_while_a_step_runs_and_told_once(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "reefknot")
     worker, leases = await shop.worker("w1", Step(seconds=5)), Extended()
     with watching(worker, leases) as watch:
@@ -123,16 +116,13 @@ async def test_the_keys_that_steps_of_this_loop_hold_are_held_too(shop: Shop, ca
     assert "key order-7 is held by a blocked event loop, and its lease could not be renewed" in caplog.text
 
 
-def test_keys_of_other_loops_are_their_own_business() -> None:
-    async def held_here(keys: ExtendedKeys, other: asyncio.AbstractEventLoop) -> None:
-        with Renewal(cast(Any, keys), Claim("order-7", "me", 1), 30):
-            extend_keys(other, 20.0)
-            assert keys.calls == []
-            extend_keys(asyncio.get_running_loop(), 20.0)
-            assert len(keys.calls) == 1
-
-    other = asyncio.new_event_loop()
-    asyncio.run(held_here(ExtendedKeys(), other))
+async def test_keys_of_other_loops_are_their_own_business() -> None:
+    keys, other = ExtendedKeys(), asyncio.new_event_loop()
+    with Renewal(cast(Any, keys), Claim("order-7", "me", 1), 30):
+        extend_keys(other, 20.0)
+        assert keys.calls == []
+        extend_keys(asyncio.get_running_loop(), 20.0)
+        assert len(keys.calls) == 1
     other.close()
 
 
@@ -145,40 +135,21 @@ class Blocking(Step):
         return StepResult()
 
 
-def test_a_memory_store_keeps_the_work_of_a_blocked_loop_too(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.real_time
+async def test_a_memory_store_keeps_the_work_of_a_blocked_loop_too(caplog: pytest.LogCaptureFixture) -> None:
     """In real time, with leases of a second: two workers, and the thread of the watch."""
-
-    async def main() -> None:
-        clock = clock_of_this_loop()
-        store, step = MemoryStore(clock), Blocking()
-        transport = MemoryTransport()
-        shop = Shop(store, clock)
-        shop.transport = transport
-        workers = [
-            Worker(
-                name,
-                settings=default_settings(lease=1.0),
-                store=store,
-                transport=transport,
-                blocks={"test.step": step},
-                clock=clock,
-            )
-            for name in ("w1", "w2")
-        ]
-        for worker in workers:
-            await worker.start()
-        with LoopWatch(workers, store.leases):
-            await asyncio.sleep(0)
-            await shop.send(work("a"))
-            async with asyncio.timeout(30):
-                ended = await store.work.ended("a", 30)
-        assert ended is not None
-        assert (ended.state.value, ended.crashes, len(step.began)) == ("succeeded", 0, 1)
-        for worker in workers:
-            await worker.stop()
-        await shop.close()
-        await store.close()
-
-    with caplog.at_level(logging.WARNING, "reefknot"):
-        asyncio.run(main())
+    caplog.set_level(logging.WARNING, "reefknot")
+    clock = clock_of_this_loop()
+    store, step = MemoryStore(clock), Blocking()
+    shop = Shop(store, clock)
+    workers = [await shop.worker(name, step, lease=1.0) for name in ("w1", "w2")]
+    with LoopWatch(workers, store.leases):
+        await asyncio.sleep(0)
+        await shop.send(work("a"))
+        async with asyncio.timeout(30):
+            ended = await store.work.ended("a", 30)
+    assert ended is not None
+    assert (ended.state.value, ended.crashes, len(step.began)) == ("succeeded", 0, 1)
+    await shop.close()
+    await store.close()
     assert "test.step (a), at test_loop_watch.py:" in caplog.text

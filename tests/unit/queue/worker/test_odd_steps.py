@@ -1,6 +1,4 @@
-"""Steps that end in odd ways: each is an ordinary failure with its cause, answered at once."""
-
-from __future__ import annotations
+"""Steps that end in odd ways: each is an ordinary failure with its cause, answered at once, and harms no neighbour."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,24 +10,25 @@ from reefknot.core.failure import ErrorCode
 from reefknot.queue.model.messages import ResultStatus, StepResult, StepStatus
 from reefknot.queue.model.results import WORKER_FAILED
 from reefknot.queue.model.work import WorkState
+from reefknot.queue.worker.pool import Pool
+from reefknot.queue.worker.service import Worker
+from reefknot.runtime.tasks import Services
 from reefknot.steps.port import BlockContext
 from reefknot.steps.python import PythonBlock
-from tests.unit.queue.shops import ran, sent
+from tests.unit.queue.shops import ran, sent, stored
 from tests.unit.retrying.odd_errors import TOLD, VALUES, all_odd, deep_group
 from tests.workshop import NO_BREAKER, OK, Shop, Step, work
 
 WITHIN_S = 5.0
 """The lease is 60 s: whoever is answered before was not found by its end."""
 FAILED = (StepStatus.ERROR, ErrorCode.execution_failed)
-ODD: Any = object()
-FINE = StepResult(outputs={"a": 1})
 
 
 def odd_results() -> dict[str, Any]:
     """What a block may give instead of a result, by a name for the report."""
     odd: dict[str, Any] = {"none": None, "dict": {}, "class": StepResult, "number": 5}
-    for number, value in enumerate((*VALUES, None, 5, "text")):
-        given: Any = value
+    values: tuple[Any, ...] = (*VALUES, None, 5, "text")
+    for number, given in enumerate(values):
         odd[f"status {number}"] = StepResult(given)
         odd[f"code {number}"] = StepResult(StepStatus.ERROR, given)
         odd[f"outputs {number}"] = StepResult(outputs=given)
@@ -102,9 +101,7 @@ async def test_the_check_catches_an_end_of_the_worker_itself(shop: Shop, monkeyp
 
 @pytest.mark.parametrize("kind", [GeneratorExit, StopIteration, StopAsyncIteration, asyncio.CancelledError, SystemExit])
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_control_flow_of_a_step_is_answered_at_once_with_its_cause(
-    shop: Shop, kind: type[BaseException], is_async: bool
-) -> None:
+async def test_control_flow_is_answered_with_its_cause(shop: Shop, kind: type[BaseException], is_async: bool) -> None:
     async def awaited(inputs: Mapping[str, Any], context: BlockContext) -> None:
         raise kind("of its own")
 
@@ -114,10 +111,9 @@ async def test_control_flow_of_a_step_is_answered_at_once_with_its_cause(
     await shop.worker("w1", PythonBlock("test.step", awaited if is_async else plain))
     await shop.send(work("a"))
     await shop.send(work("b"))
-    for _ in range(500):
-        if len(shop.results) == 2:
-            break
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(WITHIN_S):
+        while len(shop.results) < 2:  # noqa: ASYNC110 - a result sets no event
+            await asyncio.sleep(0.01)
     result = shop.result("a")
     assert (result.status, result.error_code) == (ResultStatus.ERROR, "EXECUTION_FAILED")
     assert kind.__name__ in (result.error_message or "")
@@ -142,15 +138,72 @@ async def test_a_deep_group_tells_of_its_leaf(shop: Shop) -> None:
     assert shop.result("a").status is not ResultStatus.SUCCESS
 
 
-async def test_what_is_fine_stays_fine(shop: Shop) -> None:
-    await shop.worker("w1", Given({"a": FINE, "b": OK}))
-    await sent(shop, work("a"), wait=1)
-    assert shop.result("a").output == {"a": 1}
-
-
 async def test_a_success_that_tells_of_an_error_has_none_in_its_result(shop: Shop) -> None:
     odd = StepResult(error_code=ErrorCode.network_error, error_message="all is well", outputs={"n": 1})
     await ran(shop, Step(odd), wait=1)
     result = shop.result("a")
     assert (result.status, result.error_code, result.error_message) == (ResultStatus.SUCCESS, None, None)
     assert result.output == {"n": 1}
+
+
+def cancel_all(but: set[asyncio.Task[Any]]) -> None:
+    for task in asyncio.all_tasks() - but:
+        task.cancel()
+
+
+class Vandal(Step):
+    """A step that cancels every task of the worker but its own, each time it runs."""
+
+    def __init__(self, spared: set[asyncio.Task[Any]], *, itself: bool = False) -> None:
+        super().__init__(name="vandal")
+        self._spared = spared
+        self._itself = itself
+
+    async def run(self, inputs: Any, context: Any) -> StepResult:
+        self.began.append((context.assignment_id, asyncio.get_running_loop().time()))
+        mine = asyncio.current_task()
+        assert mine is not None
+        cancel_all(self._spared if self._itself else self._spared | {mine})
+        await asyncio.sleep(0)
+        return OK
+
+
+async def vandalised(shop: Shop, *, itself: bool = False) -> tuple[Worker, Step]:
+    """Three neighbours of ten seconds each, and one step that cancels everything of the worker after a second."""
+    spared = asyncio.all_tasks()
+    step = Step(seconds=10)
+    worker = await shop.worker("w1", step, Vandal(spared, itself=itself), concurrency={"cpu": 4})
+    await sent(shop, *(work(f"n{n}") for n in range(3)), wait=1)
+    await shop.send(work("bad", job="vandal"))
+    return worker, step
+
+
+async def test_neighbours_of_a_step_that_cancels_tasks_go_back_and_succeed_as_an_interruption(shop: Shop) -> None:
+    worker, step = await vandalised(shop)
+    await asyncio.sleep(0.5)
+    items = [await stored(shop, f"n{n}") for n in range(3)]
+    counts = [(one.state, one.attempts, one.interruptions, one.crashes) for one in items]
+    assert counts == [(WorkState.RUNNING, 0, 1, 0)] * 3
+    assert len(worker.pools["cpu"].running) == 3
+    await asyncio.sleep(15)
+    ends = {one.assignment_id: one.status for one in shop.results}
+    assert ends == dict.fromkeys(("n0", "n1", "n2", "bad"), ResultStatus.SUCCESS)
+    assert (len(step.times("n0")), worker.claims()) == (2, [])
+
+
+async def test_a_step_that_cancels_itself_too_becomes_suspect_and_does_not_run_for_ever(shop: Shop) -> None:
+    await vandalised(shop, itself=True)
+    await asyncio.sleep(1000)
+    bad = await stored(shop, "bad")
+    assert (bad.state, bad.crashes) == (WorkState.QUARANTINED, 3)
+    assert {shop.result(f"n{n}").status for n in range(3)} == {ResultStatus.SUCCESS}
+
+
+async def test_without_handing_back_they_would_stay_running(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the slots forget their work, and the services of the worker stay cancelled."""
+    monkeypatch.setattr(Pool, "_left", lambda self, held, task, **_: self.settled(held.id, held.fence))
+    monkeypatch.setattr(Services, "_ended", lambda *_: None)
+    await vandalised(shop)
+    await asyncio.sleep(1000)
+    assert (await stored(shop, "n0")).state is WorkState.RUNNING
+    shop.members.clear()

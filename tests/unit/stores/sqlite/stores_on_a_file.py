@@ -1,7 +1,6 @@
 """Stores on a file of the test, and what other programs do to that file."""
 
-from __future__ import annotations
-
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -42,6 +41,16 @@ def locked(path: Path) -> Iterator[None]:
     finally:
         other.execute("ROLLBACK")
         other.close()
+
+
+@asynccontextmanager
+async def waits_for_the_lock(store: SqliteStore, path: Path) -> AsyncIterator[asyncio.Task[Any]]:
+    """A claim that cannot be written inside, while another process has the lock, and that is granted afterwards."""
+    with locked(path):
+        waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+        yield waiting
+        assert not waiting.done()
+    assert isinstance(await waiting, Claimed)
 
 
 async def ended(store: SqliteStore, *keys: str) -> None:

@@ -1,193 +1,81 @@
-"""The SQLite engine beyond the contracts of a store: its file, its thread, its errors."""
+"""The SQLite engine beyond the contracts of a store: its file, its thread, its errors, the bounds of a search."""
 
 import asyncio
 import stat
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import apsw
 import pytest
 
-from reefknot.audit.model.chain import Mismatch
 from reefknot.errors import (
     LeaseLostError,
     ParameterError,
-    StoreCorruptError,
     StoreError,
-    StoreFullError,
     StoreReplacedError,
     StoreUnavailableError,
     StoreVersionError,
 )
 from reefknot.idempotency.model import Busy, Claimed, Done
-from reefknot.queue.model.work import WorkDone, WorkItem
-from reefknot.queue.port.work_queue import Enqueued, Settlement, WorkClaim
+from reefknot.queue.model.work import WorkDone, WorkFailed, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Enqueued, Settlement, WorkClaim, WorkFilter
 from reefknot.runtime import sqlite_files
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.forks import FORKS
 from reefknot.runtime.open_files import OpenedFile
-from reefknot.runtime.sqlite_files import LARGEST_IDLE_LOG, Opener, translated
+from reefknot.runtime.sqlite_files import LARGEST_IDLE_LOG, translated
+from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import open_store
-from reefknot.stores.sqlite import SqliteStore, admission, idempotency, store, work
+from reefknot.stores.port import Store
+from reefknot.stores.sqlite import SqliteStore, admission, idempotency, work
+from reefknot.stores.sqlite import store as sqlite_store
 from reefknot.stores.sqlite import work_rows as items
-from reefknot.stores.sqlite.connection import VERSION
+from reefknot.stores.sqlite import work_rows as rows
 from reefknot.stores.sqlite.transaction import RecordCaches
 from reefknot.testing import run_virtual
-from reefknot.testing.conformance.harness import event, event_types
+from reefknot.testing.conformance.harness import event
 from tests.unit.stores.sqlite.stores_on_a_file import by_hand, opened
 
 pytestmark = pytest.mark.real_time
 
 
-async def test_the_file_is_wal_fully_synchronous_and_nobody_elses_to_read(tmp_path: Path) -> None:
-    path = tmp_path / "new folder" / "state.db"
-    async with opened(path) as store:
+async def test_the_file_is_wal_fully_synchronous_and_its_owners_alone_to_read(tmp_path: Path) -> None:
+    async with opened(tmp_path / "new folder" / "state.db") as store:
         found = await store._context.read(lambda one: (one.pragma("journal_mode"), one.pragma("synchronous")))
         assert found == ("wal", 2)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "new folder" / "state.db").stat().st_mode) == 0o600
 
 
-async def test_what_was_acknowledged_is_there_after_opening_again(path: Path) -> None:
-    async with opened(path) as store:
-        answer = await store.idempotency.claim("k", owner="me")
-        assert isinstance(answer, Claimed)
-        await store.idempotency.finish(answer.claim, Done("7"), events=[event("record")])
-        await store.work.enqueue([WorkItem("a", "t", payload=b"\xff")])
-    async with opened(path) as store:
-        record = await store.idempotency.get("k")
-        assert record is not None
-        assert record.result == "7"
-        assert await event_types(store) == ["record"]
-        assert [item.payload for item in await store.work.claim(1, WorkClaim(owner="w"))] == [b"\xff"]
-        assert (await store.check()).ok
-
-
-async def test_one_bad_request_harms_nobody_else_in_its_batch(store: SqliteStore) -> None:
+async def test_one_bad_request_harms_no_other_of_its_batch(store: SqliteStore) -> None:
     items = [WorkItem("good", "t"), WorkItem("bad", "\ud800"), WorkItem("fine", "t")]
-    answers = await asyncio.gather(
-        *(store.work.enqueue([item]) for item in items),
-        store.idempotency.claim("k", owner="me"),
-        return_exceptions=True,
-    )
-    assert answers[0] == answers[2] == [Enqueued.ACCEPTED]
-    assert isinstance(answers[1], StoreError)
-    assert isinstance(answers[3], Claimed)
+    calls = *(store.work.enqueue([item]) for item in items), store.idempotency.claim("k", owner="me")
+    good, bad, fine, claimed = await asyncio.gather(*calls, return_exceptions=True)
+    assert good == fine == [Enqueued.ACCEPTED]
+    assert isinstance(bad, StoreError)
+    assert isinstance(claimed, Claimed)
     assert [item.id for item in await store.work.find()] == ["fine", "good"]
 
 
-@pytest.mark.parametrize(
-    ("statement", "problem"),
-    [
-        (f"PRAGMA user_version = {VERSION + 1}", "use a newer reefknot"),
-        ("CREATE TABLE theirs (x)", "another program"),
-    ],
-)
-async def test_a_file_of_a_newer_version_or_another_program_is_refused_and_not_touched(
-    tmp_path: Path, statement: str, problem: str
-) -> None:
-    path = tmp_path / "state.db"
-    if "user_version" in statement:
-        async with opened(path):
-            pass
-    by_hand(path, statement)
-    kept = "SELECT group_concat(name), user_version FROM sqlite_schema, pragma_user_version"
-    before = by_hand(path, kept)
-    with pytest.raises(StoreVersionError, match=problem):
+async def test_a_file_of_another_program_is_refused_and_not_touched(path: Path) -> None:
+    by_hand(path, "CREATE TABLE theirs (x)")
+    with pytest.raises(StoreVersionError, match="another program"):
         await SqliteStore(path, VirtualClock()).start()
-    assert by_hand(path, kept) == before
-
-
-@pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\x07" * 5000])
-async def test_a_file_that_is_no_database_is_named_as_such(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "state.db"
-    path.write_bytes(content)
-    with pytest.raises(StoreCorruptError, match="restore a backup"):
-        await SqliteStore(path, VirtualClock()).start()
-    assert path.read_bytes() == content
-
-
-async def test_a_folder_that_cannot_be_is_a_store_that_cannot_be_reached(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreUnavailableError, match="cannot be opened"):
-        await SqliteStore(tmp_path / "file" / "state.db", VirtualClock()).start()
-
-
-def read_only_opener(path: str, flags: int) -> apsw.Connection:
-    return apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+    assert by_hand(path, "SELECT group_concat(name) FROM sqlite_schema") == "theirs"
 
 
 async def test_a_file_that_may_not_be_written_says_which_right_is_missing(path: Path) -> None:
     async with opened(path):
         pass
+
+    def read_only(path: str, flags: int) -> apsw.Connection:
+        return apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
+
     with pytest.raises(StoreUnavailableError, match="right to write"):
-        await SqliteStore(path, VirtualClock(), opener=read_only_opener).start()
-
-
-def remembering(connections: list[apsw.Connection]) -> Opener:
-    def opener(path: str, flags: int) -> apsw.Connection:
-        connections.append(apsw.Connection(path, flags=flags))
-        return connections[-1]
-
-    return opener
-
-
-async def test_a_full_disk_refuses_the_write_whole_and_works_again_when_there_is_room(path: Path) -> None:
-    connections: list[apsw.Connection] = []
-    async with opened(path, opener=remembering(connections)) as store:
-        connections[0].execute("PRAGMA max_page_count = 60")
-        items = [WorkItem(f"{number}", "t", payload=b"x" * 10_000) for number in range(100)]
-        with pytest.raises(StoreFullError, match="make room"):
-            await store.work.enqueue(items, events=[event("admission")])
-        assert await store.work.find() == []
-        assert await event_types(store) == []
-        assert await store.work.enqueue([WorkItem("small", "t")]) == [Enqueued.ACCEPTED]
-        connections[0].execute("PRAGMA max_page_count = 100000")
-        assert await store.work.enqueue(items) == [Enqueued.ACCEPTED] * 100
-
-
-class SyncFails(apsw.VFS):
-    """Every fsync fails from the moment `broken` is set."""
-
-    def __init__(self) -> None:
-        super().__init__("sync-fails", "")
-        self.broken = False
-
-    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> "SyncFailsFile":
-        return SyncFailsFile(self, name, flags)
-
-
-class SyncFailsFile(apsw.VFSFile):
-    def __init__(self, vfs: SyncFails, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
-        self._vfs = vfs
-        super().__init__("", name, flags)
-
-    def xSync(self, flags: int) -> None:
-        if self._vfs.broken:
-            raise apsw.IOError
-        super().xSync(flags)
-
-
-def on_sick_disk(path: str, flags: int) -> apsw.Connection:
-    return apsw.Connection(path, flags=flags, vfs="sync-fails")
-
-
-@pytest.mark.filterwarnings("ignore")  # apsw tells of errors inside a VFS by a warning as well
-async def test_after_a_failed_fsync_nothing_more_is_written(path: Path) -> None:
-    vfs = SyncFails()
-    try:
-        async with opened(path, opener=on_sick_disk) as store:
-            await store.idempotency.claim("before", owner="me")
-            vfs.broken = True
-            assert store.failure is None
-            with pytest.raises(StoreUnavailableError, match="not known") as refused:
-                await store.idempotency.claim("during", owner="me")
-            assert store.failure is refused.value
-            vfs.broken = False
-            with pytest.raises(StoreUnavailableError):
-                await store.idempotency.claim("after", owner="me")
-    finally:
-        vfs.unregister()
+        await SqliteStore(path, VirtualClock(), opener=read_only).start()
 
 
 LARGE = 8 * LARGEST_IDLE_LOG // 5
@@ -208,61 +96,26 @@ async def log_sizes(path: Path) -> tuple[int, int]:
         return largest, log.stat().st_size
 
 
-async def test_the_log_shrinks_after_a_long_reader_has_ended(path: Path) -> None:
-    largest, left = await log_sizes(path)
-    assert largest > LARGEST_IDLE_LOG * 3 / 2
-    assert left <= LARGEST_IDLE_LOG
-
-
-async def test_a_log_without_a_bound_stays_at_its_largest_size(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control."""
+async def test_the_log_shrinks_after_a_long_reader_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the control: a log without a bound stays at its largest size."""
+    largest, left = await log_sizes(tmp_path / "bounded.db")
+    assert (largest > LARGEST_IDLE_LOG * 3 / 2, left <= LARGEST_IDLE_LOG) == (True, True)
     monkeypatch.setattr(sqlite_files, "LARGEST_IDLE_LOG", -1)
-    largest, left = await log_sizes(path)
+    largest, left = await log_sizes(tmp_path / "control.db")
     assert left >= largest
 
 
-async def test_a_closed_store_and_one_from_before_a_fork_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(tmp_path / "state.db") as store:
+async def test_a_closed_store_and_one_of_before_a_fork_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(path) as store:
         with monkeypatch.context() as patch:
             patch.setattr(FORKS, "generation", FORKS.generation + 1)
-            with pytest.raises(StoreUnavailableError, match="fork"):
-                await store.idempotency.claim("k", owner="me")
-            with pytest.raises(StoreUnavailableError, match="fork"):
-                await store.idempotency.get("k")
+            for call in (store.idempotency.claim("k", owner="me"), store.idempotency.get("k")):
+                with pytest.raises(StoreUnavailableError, match="fork"):
+                    await call
         await store.idempotency.claim("k", owner="me")
     await store.close()
     with pytest.raises(StoreUnavailableError, match="closed"):
         await store.idempotency.claim("k", owner="me")
-
-
-class JumpingClock(VirtualClock):
-    """A clock whose wall time jumps; the steady one goes on."""
-
-    jump = 0.0
-
-    def wall(self) -> float:
-        return super().wall() + self.jump
-
-
-@pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
-async def test_a_wall_clock_that_jumps_by_a_day_moves_no_lease_and_no_retry(path: Path, jump: float) -> None:
-    clock = JumpingClock()
-    async with opened(path, clock) as store:
-        await store.idempotency.claim("k", owner="me", lease=60)
-        due = round(clock.wall() * 1000) + 5_000
-        await store.work.enqueue([WorkItem("a", "t"), WorkItem("later", "t", due_at=due)])
-        await store.work.claim(1, WorkClaim(owner="me", lease=60))
-        clock.jump = jump
-        assert isinstance(await store.idempotency.claim("k", owner="you"), Busy)
-        assert await store.work.claim(9, WorkClaim(owner="you")) == []
-        clock.advance(5)
-        assert [item.id for item in await store.work.claim(9, WorkClaim(owner="you"))] == ["later"]
-        async with opened(path, clock) as other:  # a process that started after the jump
-            assert isinstance(await other.idempotency.claim("k", owner="you"), Busy)
-        clock.advance(55)
-        assert isinstance(await store.idempotency.claim("k", owner="you"), Claimed)
 
 
 async def test_after_the_machine_restarted_every_lease_is_over(path: Path) -> None:
@@ -334,21 +187,23 @@ async def zombie_writes(path: Path) -> tuple[bool, bool]:
         return False, not settled
 
 
-async def test_what_a_store_remembers_does_not_hide_what_another_one_wrote(path: Path) -> None:
-    assert await zombie_writes(path) == (True, True)
-
-
-async def test_without_asking_for_the_version_the_zombie_would_have_written(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("careless", [False, True], ids=["refused", "control: without asking for the version"])
+async def test_what_a_store_remembers_does_not_hide_what_another_one_wrote(
+    path: Path, monkeypatch: pytest.MonkeyPatch, careless: bool
 ) -> None:
-    """The control."""
-    monkeypatch.setattr(RecordCaches, "check", lambda caches, connection: None)
-    assert await zombie_writes(path) == (False, False)
+    if careless:
+        monkeypatch.setattr(RecordCaches, "check", lambda caches, connection: None)
+    assert await zombie_writes(path) == (not careless, not careless)
 
 
 async def test_what_a_failed_transaction_would_have_written_is_not_remembered(path: Path) -> None:
     connections: list[apsw.Connection] = []
-    async with opened(path, opener=remembering(connections)) as store:
+
+    def remembering(path: str, flags: int) -> apsw.Connection:
+        connections.append(apsw.Connection(path, flags=flags))
+        return connections[-1]
+
+    async with opened(path, opener=remembering) as store:
         connections[0].set_commit_hook(lambda: True)  # the commit becomes a rollback
         with pytest.raises(StoreError):
             await store.idempotency.claim("k", owner="one")
@@ -358,123 +213,76 @@ async def test_what_a_failed_transaction_would_have_written_is_not_remembered(pa
         assert not answer.taken_over
 
 
-async def test_a_backup_is_a_store_of_its_own_and_never_overwrites(tmp_path: Path) -> None:
+async def test_a_backup_is_a_store_of_its_own_and_never_overwrites(store: SqliteStore, tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
-    async with opened(tmp_path / "state.db") as store:
-        await store.work.enqueue([WorkItem(f"{n}", "t", payload=b"x" * 1000) for n in range(200)])
-        await store.audit.append([event("a")])
-        await store.backup(tmp_path / "copy.db", progress=lambda done, total: steps.append((done, total)))
-        with pytest.raises(StoreUnavailableError, match="exists"):
-            await store.backup(tmp_path / "copy.db")
-        head = await store.audit.head()
+    await store.work.enqueue([WorkItem(f"{n}", "t", payload=b"x" * 1000) for n in range(200)])
+    head = await store.audit.append([event("a")])
+    await store.backup(tmp_path / "copy.db", progress=lambda done, total: steps.append((done, total)))
+    with pytest.raises(StoreUnavailableError, match="exists"):
+        await store.backup(tmp_path / "copy.db")
+    with pytest.raises(StoreUnavailableError, match="name a file in a folder that is there"):
+        await store.backup(tmp_path / "nowhere" / "copy.db")
     assert steps[-1][0] == steps[-1][1]
     async with opened(tmp_path / "copy.db") as copy:
         assert await copy.audit.head() == head
         assert len(await copy.work.find(limit=500)) == 200
 
 
-async def test_the_check_finds_an_edited_event(path: Path) -> None:
-    async with opened(path) as store:
-        await store.audit.append([event("a"), event("b")])
-        assert (await store.check()).ok
-    by_hand(path, "UPDATE audit SET body = '{}' WHERE sequence = 1")
-    async with opened(path) as store:
-        report = await store.check()
-        assert not report.ok
-        assert report.mismatches == [Mismatch(1, "the hash does not fit the body and its place")]
+STATEMENTS = [
+    *(items._EXPIRED, items._LOAD, items._OLDEST_DUE, items._LOST_CLAIMS, items._CLASSES, items._KINDS),
+    *(admission._OLDEST_SUBMISSION, admission._OPEN_WORK, admission._SUBMITTERS, admission._QUEUED_TENANTS),
+    *(work._SOONEST, work._PROMOTE, admission._NEXT.format("ASC"), items._BY_SEQ.format("DESC")),
+    *(text for _, text in (*idempotency._UPDATE.texts, *idempotency._REPLACE.texts)),
+    *(items._PAGE.format(f"{one} AND resource_class = ?", "DESC") for ones in items._OF_CLASS.values() for one in ones),
+    items._PAGE.format(items._OF_STATE, "DESC"),
+    idempotency._LOAD,
+    sqlite_store._END_EARLIER.format("work INDEXED BY work_leased", "running"),
+]
 
 
-async def test_compacting_gives_space_back(store: SqliteStore) -> None:
-    await store.work.enqueue([WorkItem(f"{n:03}", "t", payload=b"x" * 5000) for n in range(300)])
-    for n in range(300):
-        await store.work.cancel(f"{n:03}")
-    assert await store.work.purge(1 << 60) == 300
-    assert await store.compact() > 500_000
-    assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
+@pytest.mark.parametrize("statement", STATEMENTS)
+async def test_what_every_claim_asks_for_never_walks_through_the_table(store: SqliteStore, statement: str) -> None:
+    places = max((number for number in range(1, 20) if f"?{number}" in statement), default=statement.count("?"))
 
+    def plan(connection: apsw.Connection) -> list[str]:
+        rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * places)
+        return [str(row[3]) for row in rows]
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        items._EXPIRED,
-        items._LOAD,
-        admission._OLDEST_SUBMISSION,
-        admission._OPEN_WORK,
-        admission._SUBMITTERS,
-        admission._QUEUED_TENANTS,
-        idempotency._LOAD,
-        *(text for _, text in idempotency._UPDATE.texts),
-        *(text for _, text in idempotency._REPLACE.texts),
-        work._SOONEST,
-        admission._NEXT.format("ASC"),
-        work._PROMOTE,
-        items._OLDEST_DUE,
-        items._LOST_CLAIMS,
-        items._CLASSES,
-        items._KINDS,
-        items._BY_SEQ.format("DESC"),
-        *(
-            items._PAGE.format(f"{one} AND resource_class = ?", "DESC")
-            for ones in items._OF_CLASS.values()
-            for one in ones
-        ),
-        items._PAGE.format(items._OF_STATE, "DESC"),
-        store._END_EARLIER.format("work INDEXED BY work_leased", "running"),
-    ],
-)
-async def test_what_every_claim_asks_for_never_walks_through_the_table(tmp_path: Path, statement: str) -> None:
-    async with opened(tmp_path / "state.db") as opened_store:
-
-        def plan(connection: apsw.Connection) -> list[str]:
-            rows = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [None] * _places(statement))
-            return [str(row[3]) for row in rows]
-
-        steps = await opened_store._context.read(plan)
-        assert not [step for step in steps if step.startswith("SCAN") and step.endswith((" work", " idempotency"))]
-
-
-def _places(statement: str) -> int:
-    """The number of values of a statement, numbered or not."""
-    return max((number for number in range(1, 20) if f"?{number}" in statement), default=statement.count("?"))
+    steps = await store._context.read(plan)
+    assert not [step for step in steps if step.startswith("SCAN") and step.endswith((" work", " idempotency"))]
 
 
 def test_in_a_virtual_loop_the_store_lives_in_virtual_time(path: Path) -> None:
-    async def main() -> None:
+    async def main() -> list[type]:
         async with open_store(f"sqlite:{path}") as store:
-            first = await store.idempotency.claim("k", owner="me", lease=3600)
-            assert isinstance(first, Claimed)
-            await asyncio.sleep(3599)
-            assert isinstance(await store.idempotency.claim("k", owner="you"), Busy)
-            await asyncio.sleep(2)
-            assert isinstance(await store.idempotency.claim("k", owner="you"), Claimed)
+            answers = [await store.idempotency.claim("k", owner="me", lease=3600)]
+            for seconds in (3599, 2):
+                await asyncio.sleep(seconds)
+                answers.append(await store.idempotency.claim("k", owner="you"))
+            return [type(one) for one in answers]
 
-    run_virtual(main())
-
-
-@pytest.mark.parametrize("url", ["", "sqlite:", "sqlite", "redis://here", "nats://here:0", "state.db"])
-async def test_a_url_without_an_engine_names_those_there_are(url: str) -> None:
-    with pytest.raises(ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
-        async with open_store(url):
-            pass
+    assert run_virtual(main()) == [Claimed, Busy, Claimed]
 
 
-async def test_a_backup_into_a_folder_that_is_not_there_says_so(store: SqliteStore, tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailableError, match="name a file in a folder that is there"):
-        await store.backup(tmp_path / "nowhere" / "copy.db")
+async def test_a_url_without_an_engine_names_those_there_are() -> None:
+    for url in ("", "sqlite:", "sqlite", "redis://here", "nats://here:0", "state.db"):
+        with pytest.raises(ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
+            async with open_store(url):
+                pass
 
 
-@pytest.mark.parametrize("error", [apsw.BusyError("busy"), apsw.LockedError("locked"), apsw.ProtocolError("lost")])
-def test_a_file_that_others_keep_is_unavailable_and_no_defect(error: apsw.Error) -> None:
-    unavailable = translated(error, "state.db")
-    assert isinstance(unavailable, StoreUnavailableError)
-    assert "another process kept it locked" in str(unavailable)
+def test_a_file_that_others_keep_is_unavailable_and_no_defect() -> None:
+    for error in (apsw.BusyError("busy"), apsw.LockedError("locked"), apsw.ProtocolError("lost")):
+        unavailable = translated(error, "state.db")
+        assert isinstance(unavailable, StoreUnavailableError)
+        assert "another process kept it locked" in str(unavailable)
 
 
 async def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very_moment(path: Path) -> None:
     """A claim between reading the clock and reading the leases: such a lease ends later than expected."""
 
     class Late(VirtualClock):
-        """Right after it was read, time goes on and somebody claims."""
+        """Right after it was read, time goes on and another one claims."""
 
         then: Callable[[], None] | None = None
 
@@ -486,9 +294,6 @@ async def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very
             return read
 
     here, late = VirtualClock(), Late()
-    living = await SqliteStore(path, here, inline=True, patience=0.05).start()
-    await living.work.enqueue([WorkItem("a", "t")])
-    opening = SqliteStore(path, late, inline=True)
     claimed: list[WorkItem] = []
 
     def claims() -> None:
@@ -501,16 +306,13 @@ async def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very
         except StoreUnavailableError:
             return
 
-    late.then = claims
-    await opening.start()
-    assert late.then is None
-    taken = [item.crashes for item in await opening.work.claim(1, WorkClaim(owner="next"))]
-    assert taken == ([] if claimed else [0])
-    await opening.close()
-    await living.close()
-
-
-# ---- the time of a host ----------------------------------------------------------------------------------------------
+    async with opened(path, here, inline=True, patience=0.05) as living:
+        await living.work.enqueue([WorkItem("a", "t")])
+        late.then = claims
+        async with opened(path, late, inline=True) as opening:
+            assert late.then is None
+            taken = [item.crashes for item in await opening.work.claim(1, WorkClaim(owner="next"))]
+            assert taken == ([] if claimed else [0])
 
 
 class HostClock(VirtualClock):
@@ -542,24 +344,12 @@ async def test_processes_of_one_boot_agree_on_the_time_while_anything_is_open(pa
         clock.advance(29)
         assert await later.work.claim(1, WorkClaim(owner="me")) == []
         clock.advance(2)
-        assert [one.id for one in await later.work.claim(1, WorkClaim(owner="me"))] == ["a"], (
-            "it is due, whatever the clock"
-        )
+        (due,) = await later.work.claim(1, WorkClaim(owner="me"))
+        assert due.id == "a", "it is due, whatever the clock"
         async with opened(path, HostClock(ahead, "another boot")) as other:
             assert other.clock.wall() == first.clock.wall() + ahead, "by wall time alone"
         async with opened(path, VirtualClock()) as unknown:
             assert unknown.clock.wall() == first.clock.wall()
-
-
-async def test_a_system_that_lives_keeps_its_time(path: Path) -> None:
-    async with opened(path, HostClock()) as first:
-        await first.control.report("system", "{}", keep=5)
-        async with opened(path, HostClock(DAY)) as later:
-            assert later.clock.wall() == first.clock.wall()
-            assert len(await later.control.reports()) == 1
-        await first.control.withdraw("system")
-    async with opened(path, HostClock(DAY)) as after:
-        assert after.clock.wall() == first.clock.wall() + DAY, "nothing is open any more"
 
 
 async def test_control_processes_that_believe_their_own_clocks_disagree(path: Path) -> None:
@@ -571,26 +361,110 @@ async def test_control_processes_that_believe_their_own_clocks_disagree(path: Pa
         assert await later.work.claim(1, WorkClaim(owner="me")) == []
 
 
-async def test_nothing_is_acknowledged_after_the_file_was_deleted(tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    async with opened(path) as store:
-        assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
-        path.unlink()
-        with pytest.raises(StoreReplacedError, match="deleted or moved"):
-            await store.work.enqueue([WorkItem("b", "t")])
-        with pytest.raises(StoreReplacedError):
-            await store.work.get("a")
-        assert isinstance(store.failure, StoreReplacedError), "a system that looks at it ends"
-    assert not path.exists(), "no reader and no writer has made a new file"
+async def test_nothing_is_acknowledged_after_the_file_was_deleted(store: SqliteStore, tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+    assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
+    file.unlink()
+    with pytest.raises(StoreReplacedError, match="deleted or moved"):
+        await store.work.enqueue([WorkItem("b", "t")])
+    with pytest.raises(StoreReplacedError):
+        await store.work.get("a")
+    assert isinstance(store.failure, StoreReplacedError), "a system that looks at it ends"
+    await store.close()
+    assert not file.exists(), "no reader and no writer has made a new file"
 
 
 async def test_without_the_check_a_write_to_a_deleted_file_is_acknowledged_and_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control."""
     monkeypatch.setattr(OpenedFile, "in_place", True)
-    path = tmp_path / "state.db"
-    async with opened(path) as store:
-        path.unlink()
-        assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]
-    assert not path.exists()
+    file = tmp_path / "state.db"
+    file.unlink()
+    assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]
+    await store.close()
+    assert not file.exists()
+
+
+FAILURE = '{"code": "HTTP_ERROR", "message": "it answered 503"}'
+ITEMS = 60
+
+
+async def filled(store: Store, seed: int) -> None:
+    """Items of several kinds, tenants and states, in an order that the seed gives."""
+    random = Random(seed)
+    for number in range(ITEMS):
+        tenant = random.choice([None, "acme", "rare" if number < 5 else "acme"])
+        name = f"{tenant}|{number}" if tenant else str(number)
+        item = WorkItem(name, f"t{random.randrange(3)}", tenant_id=tenant, source=random.choice(["", "notes"]))
+        await store.work.enqueue([item])
+        if random.random() < 0.5:
+            (held,) = await store.work.claim(1, WorkClaim(owner="w", only=[name]))
+            if random.random() < 0.8:
+                settled = WorkFailed(FAILURE if random.random() < 0.3 else None, None, "attempts_spent")
+                assert await store.work.settle([Settlement(name, "w", held.fence, settled)]) == [True]
+
+
+def filters() -> list[WorkFilter]:
+    states = (None, WorkState.PENDING, WorkState.FAILED)
+    kinds, tenants = (None, "t1"), (None, "rare", "nobody")
+    return [
+        WorkFilter(state=state, kind=kind, tenant_id=tenant, error=error, gone=gone)
+        for state in states
+        for kind in kinds
+        for tenant in tenants
+        for error in (None, "503")
+        for gone in (None, ("w",))
+    ]
+
+
+async def pages(store: Store, which: WorkFilter, *, limit: int, oldest_first: bool) -> tuple[list[str], int]:
+    """The ids of all pages, and the number of pages that were cut at the bound."""
+    found, cut, after = list[str](), 0, ""
+    while True:
+        page = await store.work.search(which, after=after, limit=limit, oldest_first=oldest_first)
+        found += [item.id for item in page.items]
+        cut += bool(page.after) and len(page.items) < limit
+        after = page.after
+        if not after:
+            return found, cut
+
+
+@asynccontextmanager
+async def memory_and_file(folder: Path) -> AsyncIterator[tuple[Store, Store]]:
+    """A store in memory and one in a file, of the same content."""
+    clock = VirtualClock()
+    async with opened(folder / "s.db", clock) as file:
+        memory = MemoryStore(clock)
+        for store in (memory, file):
+            await filled(store, seed=7)
+        yield memory, file
+
+
+@pytest.mark.parametrize("sizes", [(3,), (2, 7), (500, 4500)])
+async def test_pages_that_end_at_the_bound_go_on_without_a_gap_or_a_repetition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
+) -> None:
+    for name in ("SCANNED", "LOOKED_UP"):
+        monkeypatch.setattr(rows, name, sizes)
+    monkeypatch.setattr(rows, "_LEAST_SHARE", 1)
+    cuts = 0
+    async with memory_and_file(tmp_path) as (memory, file):
+        for which, oldest_first in product(filters(), (False, True)):
+            options: Any = {"limit": 5, "oldest_first": oldest_first}
+            wanted, _ = await pages(memory, which, **options)
+            found, cut = await pages(file, which, **options)
+            assert found == wanted, (which, oldest_first)
+            cuts += cut
+    assert bool(cuts) == (sum(sizes) < ITEMS), "a search that may read all rows is never cut, a smaller one is"
+
+
+async def test_control_a_short_page_taken_for_the_last_loses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "SCANNED", (3,))
+    monkeypatch.setattr(rows, "_LEAST_SHARE", 1)
+    which = WorkFilter(tenant_id="rare")
+    async with memory_and_file(tmp_path) as (memory, file):
+        wanted, _ = await pages(memory, which, limit=50, oldest_first=False)
+        page = await file.work.search(which, limit=50)
+        assert len(page.items) < len(wanted)
+        assert page.after, "and so the page says that there may be more"

@@ -1,4 +1,4 @@
-"""The event loop and the writer thread share a core: group commit, and the GIL where it is needed."""
+"""Group commit, the GIL where it is needed, several rows in a statement, and news of other processes' commits."""
 
 import asyncio
 import threading
@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from reefknot.errors import StoreError
@@ -16,8 +17,9 @@ from reefknot.idempotency.model import Claimed, ClaimRequest, Done
 from reefknot.queue.model.work import WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.stores.sqlite import SqliteStore, writer
-from reefknot.stores.sqlite.transaction import Transaction, each
-from tests.unit.stores.sqlite.stores_on_a_file import locked, opened
+from reefknot.stores.sqlite.reads import ChangeWatcher
+from reefknot.stores.sqlite.transaction import SIZES, BulkStatement, Transaction, each
+from tests.unit.stores.sqlite.stores_on_a_file import by_hand, locked, opened, waits_for_the_lock
 
 pytestmark = pytest.mark.real_time
 
@@ -32,13 +34,13 @@ async def test_all_callers_of_one_turn_share_a_transaction(store: SqliteStore) -
     assert (len(claims), store.batches) == (64, 2)
 
 
-async def test_a_loop_goes_on_while_the_file_is_locked_by_others(store: SqliteStore, path: Path) -> None:
-    with locked(path):
-        waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+@pytest.mark.parametrize("quick", [False, True], ids=["by the thread", "a lone request on a quick disk"])
+async def test_a_loop_goes_on_while_the_file_is_locked_by_others(store: SqliteStore, path: Path, quick: bool) -> None:
+    if quick:
+        call_it_quick(store)
+    async with waits_for_the_lock(store, path):
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        assert not waiting.done()
-    assert isinstance(await waiting, Claimed)
 
 
 async def blocked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
@@ -85,9 +87,7 @@ def _nothing(transaction: Transaction, name: str) -> str:
     return name
 
 
-async def test_a_request_that_found_company_does_not_hurry_a_later_one(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_with_company_hurries_no_later_one(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time may end while the next one waits for company: that would be a transaction for nothing."""
     due: list[tuple[Any, ...]] = []
     with monkeypatch.context() as patched:
@@ -136,36 +136,26 @@ def nudges(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
         yield taken
 
 
-async def test_a_busy_loop_nudges_until_the_write_is_done(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_busy_loop_nudges_in_a_write(store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with nudges(store, monkeypatch) as taken:
-        with locked(path):
-            waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+        async with waits_for_the_lock(store, path):
             while len(taken) < 5:  # noqa: ASYNC110 - the loop has to be busy
                 await asyncio.sleep(0)
-        assert isinstance(await waiting, Claimed)
         assert all(one == writer.NUDGE_S for one in taken)
         seen = len(taken)
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        assert len(taken) <= seen + 1, "nobody writes any more"
+        assert len(taken) <= seen + 1, "nothing is written any more"
 
 
-async def test_a_loop_that_has_nothing_to_do_does_not_sleep(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_idle_loop_never_sleeps(store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with nudges(store, monkeypatch) as taken:
-        with locked(path):
-            waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
+        async with waits_for_the_lock(store, path) as waiting:
             await asyncio.wait({waiting}, timeout=0.05)
-        assert isinstance(await waiting, Claimed)
         assert len(taken) <= 2, "at the ends of the wait, when there was something to do"
 
 
-async def test_the_longer_a_write_takes_the_rarer_the_nudges(
-    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_longer_write_has_rarer_nudges(store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow disk, or a file that others keep, must not cost a loop half of its time."""
     gaps: list[float] = []
     loop = asyncio.get_running_loop()
@@ -177,18 +167,11 @@ async def test_the_longer_a_write_takes_the_rarer_the_nudges(
         return later(delay, callback, *words)
 
     monkeypatch.setattr(loop, "call_later", call_later)
-    with locked(path):
-        waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
-        async with asyncio.timeout(10):
-            while len(gaps) < 7:  # noqa: ASYNC110 - the loop has to be busy
-                await asyncio.sleep(0)
-    await waiting
-    assert gaps[0] == writer.MIN_GAP_S
+    async with waits_for_the_lock(store, path), asyncio.timeout(10):
+        while len(gaps) < 7:  # noqa: ASYNC110 - the loop has to be busy
+            await asyncio.sleep(0)
+    assert (gaps[0], gaps[6]) == (writer.MIN_GAP_S, writer.MAX_GAP_S)
     assert all(after == min(2 * before, writer.MAX_GAP_S) for before, after in pairwise(gaps[:7]))
-    assert gaps[6] == writer.MAX_GAP_S
-
-
-# ---- a lone caller on a quick disk -----------------------------------------------------------------------------------
 
 
 def whose(_transaction: Any, wanted: list[Any]) -> list[int]:
@@ -202,9 +185,7 @@ def call_it_quick(store: SqliteStore) -> None:
 
 
 @pytest.mark.parametrize("quick", [True, False])
-async def test_a_lone_request_is_written_by_the_loop_itself_if_the_disk_has_been_quick(
-    store: SqliteStore, quick: bool
-) -> None:
+async def test_a_lone_request_is_written_by_the_loop_if_the_disk_is_quick(store: SqliteStore, quick: bool) -> None:
     """With the control: a disk of which that is not known is left to the thread."""
     if quick:
         call_it_quick(store)
@@ -218,51 +199,35 @@ async def test_callers_that_come_together_share_the_threads_transaction_on_a_qui
     assert threading.get_ident() not in threads
 
 
-async def test_a_lone_request_on_a_quick_disk_does_not_hold_its_loop_up_while_others_have_the_lock(
-    store: SqliteStore, path: Path
-) -> None:
-    call_it_quick(store)
-    with locked(path):
-        waiting = asyncio.create_task(store.idempotency.claim("k", owner="me"))
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
-        assert not waiting.done()
-    assert isinstance(await waiting, Claimed)
-
-
-async def test_a_slow_transaction_sends_the_next_request_to_the_thread(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_write_sends_the_next_to_the_thread(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     call_it_quick(store)
     monkeypatch.setattr(writer, "QUICK_S", -1.0)
     here = threading.get_ident()
     assert [await store._writer.submit(whose, None) == here for _ in range(2)] == [True, False]
 
 
-async def test_a_lone_request_that_fails_is_answered_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
+async def test_a_lone_request_that_fails_is_answered_and_nothing_of_it_is_kept(store: SqliteStore) -> None:
     def fails(transaction: Any, wanted: list[Any]) -> list[Any]:
         transaction.connection.execute("UPDATE counter SET keys = 99")
         raise ZeroDivisionError
 
-    async with opened(tmp_path / "state.db") as store:
-        call_it_quick(store)
-        with pytest.raises(StoreError, match="ZeroDivisionError"):
-            await store._writer.submit(fails, None)
-        assert await store._context.read(lambda connection: connection.execute("SELECT keys FROM counter").get) == 0
-        assert isinstance(await store.idempotency.claim("k", owner="me"), Claimed)
+    call_it_quick(store)
+    with pytest.raises(StoreError, match="ZeroDivisionError"):
+        await store._writer.submit(fails, None)
+    assert await store._context.read(lambda connection: connection.execute("SELECT keys FROM counter").get) == 0
+    assert isinstance(await store.idempotency.claim("k", owner="me"), Claimed)
 
 
 @pytest.mark.parametrize("pages", [20, 1 << 30])
 async def test_the_write_ahead_log_of_a_lone_caller_stays_short(
-    path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
 ) -> None:
     """With the control: a log that is never brought over to the file grows with every write."""
     monkeypatch.setattr(writer, "CHECKPOINT_PAGES", pages)
-    async with opened(path) as store:
-        for number in range(60):
-            call_it_quick(store)
-            await store.idempotency.claim(f"{number}", owner="me")
-        pages_in_log = path.with_name("state.db-wal").stat().st_size // 4096
+    for number in range(60):
+        call_it_quick(store)
+        await store.idempotency.claim(f"{number}", owner="me")
+    pages_in_log = path.with_name("state.db-wal").stat().st_size // 4096
     assert (pages_in_log < 100) is (pages == 20)
 
 
@@ -303,3 +268,101 @@ async def test_statements_stay_prepared_when_a_batch_writes_hundreds_of_rows(sto
     await batch(2)
     await batch(3)
     assert connection.cache_stats()["misses"] - before < 5
+
+
+INSERT = BulkStatement("INSERT OR ROLLBACK INTO t (name, value) VALUES {}", width=2)
+UPDATE = BulkStatement("UPDATE t SET value = new.column2 FROM (VALUES {}) AS new WHERE name = new.column1", width=2)
+
+
+@pytest.fixture
+def connection() -> Iterator[apsw.Connection]:
+    opened = apsw.Connection(":memory:")
+    opened.execute("CREATE TABLE t (name TEXT NOT NULL UNIQUE, value INTEGER)")
+    yield opened
+    opened.close()
+
+
+def rows(number: int, value: int) -> list[tuple[str, int]]:
+    return [(f"{n:03}", value + n) for n in range(number)]
+
+
+@pytest.mark.parametrize("number", [0, 1, *range(SIZES[1] - 1, SIZES[1] + 2), *range(SIZES[0] - 1, SIZES[0] + 2), 171])
+def test_every_row_is_written_once_whatever_their_number(connection: apsw.Connection, number: int) -> None:
+    INSERT.run(connection, rows(number, 0))
+    UPDATE.run(connection, rows(number, 1000))
+    assert connection.execute("SELECT * FROM t ORDER BY name").fetchall() == rows(number, 1000)
+
+
+def test_a_batch_of_64_takes_two_statements(connection: apsw.Connection) -> None:
+    seen: list[str] = []
+    connection.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: seen.append(event["sql"]))
+    INSERT.run(connection, rows(64, 0))
+    assert len(seen) == 2
+
+
+def test_a_row_that_cannot_be_written_leaves_nothing_of_its_transaction(connection: apsw.Connection) -> None:
+    """With plain `INSERT` the rows of the statements before would stay, and the transaction would go on."""
+    connection.execute("BEGIN IMMEDIATE")
+    INSERT.run(connection, rows(1, 0))
+    with pytest.raises(apsw.ConstraintError):
+        INSERT.run(connection, rows(40, 0))
+    assert connection.get_autocommit()
+    assert connection.execute("SELECT count(*) FROM t").get == 0
+
+
+class File:
+    """A store's file, with the writer of this process and of another one, each a plain connection."""
+
+    def __init__(self, path: Path) -> None:
+        asyncio.run(self._made(path))
+        self.own_count = 0
+        self._path = path
+        self.watcher = ChangeWatcher(
+            self._connection, str(path), own_transactions=lambda: self.own_count, is_writing=lambda: False
+        )
+        assert self.watcher._look() is False, "what was there before is no news"
+
+    async def _made(self, path: Path) -> None:
+        async with opened(path):
+            pass
+
+    def _connection(self) -> apsw.Connection:
+        return apsw.Connection(str(self._path))
+
+    def commit(self) -> None:
+        by_hand(self._path, "UPDATE counter SET transactions = transactions + 1")
+
+
+@pytest.fixture
+def file(path: Path) -> Iterator[File]:
+    made = File(path)
+    yield made
+    made.watcher.close()
+
+
+def test_only_commits_of_others_are_news(file: File) -> None:
+    for _ in range(3):
+        file.own_count += 1
+        file.commit()
+        assert not file.watcher._look()
+        file.commit()
+        assert file.watcher._look()
+        assert not file.watcher._look()
+
+
+def test_a_foreign_commit_beside_one_that_is_counted_and_not_yet_committed_is_not_lost(file: File) -> None:
+    """The writer counts before it commits: the foreign one may look like its own for that long, and no longer."""
+    file.own_count += 1
+    file.commit()  # the other process, while ours is on its way
+    first = file.watcher._look()
+    file.commit()  # ours
+    assert first or file.watcher._look()
+
+
+def test_counting_after_the_commit_would_lose_one(file: File) -> None:
+    """The control: ours is seen before it is counted, is taken for foreign, and then hides the next foreign one."""
+    file.commit()  # ours, not counted yet
+    assert file.watcher._look(), "a spurious wake-up"
+    file.own_count += 1
+    file.commit()  # the other process
+    assert not file.watcher._look(), "lost: this is why the writer counts first"
