@@ -57,6 +57,20 @@ async def hold(inputs, context):
     return {}
 """
 """The beginning of a module of steps: one that writes its id, and goes on until `go` is called."""
+MANY = """\
+import contextlib, io, json, sys
+from reefknot.console.cli import main
+if "newer" in sys.argv:
+    from tests.acceptance.newer import become_newer
+    become_newer()
+ended = []
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    ended.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(ended))
+"""
 PRODUCT = ("-m", "reefknot")
 PATIENCE_S = 30.0
 ROOT = Path(__file__).parents[2]
@@ -205,6 +219,26 @@ class Folder:
         """Send it a signal: its exit code, and what it said."""
         process.send_signal(how)
         return self.ends(process)
+
+    def kill(self, process: subprocess.Popen[str]) -> None:
+        """End it as a power cut would."""
+        process.kill()
+        process.wait()
+
+    def as_user(self, *commands: Sequence[str], by: str = "this version") -> list[tuple[int, str, str]]:
+        """
+        Code and output of each command, in one process of a user to whom permissions apply.
+
+        Root may write everything, and gives its privileges away. `by="newer"` runs them as a made-up newer version.
+        """
+        plain = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+        streams: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 4 * PATIENCE_S}
+        words = [*plain, sys.executable, "-c", MANY, json.dumps(commands), by]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, cwd=self.path, env=environment, check=False, **streams)
+        assert done.returncode == 0, done.stderr
+        ended: list[tuple[int, str, str]] = json.loads(done.stdout)
+        return ended
 
     def run_file(self, name: str, *words: str, **start: Any) -> tuple[int, str, str]:
         """`reefknot run` as a process, to its end."""

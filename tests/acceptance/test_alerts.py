@@ -50,17 +50,16 @@ def hook(folder: Folder) -> Iterator[list[dict[str, Any]]]:
     handler = type("OwnHook", (Hook,), {"told": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        (folder.path / "failing.py").write_text(FAILING)
-        with (folder.path / "reefknot.yaml").open("a") as file:
-            file.write(
-                "  http: {allow: [127.0.0.1]}\n"
-                "alerts:\n"
-                "  rules:\n"
-                "    retry_rate: {threshold: 2, clear: 1, for_seconds: 0}\n"
-                "    quarantine_growth: {enabled: false}\n"
-                "    success_rate: {enabled: false}\n"
-                f"  webhook: http://127.0.0.1:{server.server_port}/alerts\n"
-            )
+        folder.write("failing.py", FAILING)
+        folder.configure(
+            "  http: {allow: [127.0.0.1]}\n"
+            "alerts:\n"
+            "  rules:\n"
+            "    retry_rate: {threshold: 2, clear: 1, for_seconds: 0}\n"
+            "    quarantine_growth: {enabled: false}\n"
+            "    success_rate: {enabled: false}\n"
+            f"  webhook: http://127.0.0.1:{server.server_port}/alerts\n"
+        )
         yield handler.told  # type: ignore[attr-defined] # it is there
         server.shutdown()
 
@@ -78,7 +77,7 @@ def retry(folder: Folder) -> None:
         {"assignment_id": f"job-{number}", "request_id": f"job-{number}", "job": {"type": "own.flaky", "payload": {}}}
         for number in range(2)
     ]
-    (folder.path / "flaky.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in jobs))
+    folder.write_lines("flaky.jsonl", *jobs)
     assert folder("submit", "flaky.jsonl").code == 0
 
 
@@ -114,8 +113,7 @@ def test_an_alert_that_was_raised_is_there_after_its_system_ended(folder: Folder
     process = folder.up("--module", "failing", program=QUICK)
     retry(folder)
     until(lambda: bool(hook))
-    process.kill()
-    process.communicate()
+    folder.kill(process)
 
     done = folder("alert", "list")
     assert done.code == 0
@@ -139,13 +137,12 @@ def test_the_address_of_a_webhook_is_in_no_payload_that_another_shell_is_shown(
     address = written[2].strip()
     path.write_text(f"{written[0]}  webhook: {reference}\n")
     folder.set_variable("HOOK", address)
-    (folder.path / "hook").write_text(f"{address}\n")
+    folder.write("hook", f"{address}\n")
     monkeypatch.setattr(Hook, "status", 410)
     process = folder.up("--module", "failing", program=QUICK)
     retry(folder)
     until(lambda: any(one["id"].startswith("alert-") for one in folder.json("quarantine", "list")["items"]))
-    process.kill()
-    process.communicate()
+    folder.kill(process)
     monkeypatch.delenv("HOOK")
     (folder.path / "hook").unlink()
 
@@ -165,8 +162,7 @@ def test_events_that_the_audit_stream_does_not_take_raise_an_alert_until_it_take
 ) -> None:
     name = new_id()
     folder = Folder(tmp_path, Commands(tmp_path, monkeypatch, capsys), engine=f"{nats_server.url}/{name}")
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("alerts: {rules: {audit_outage: {for_seconds: 0}}}\n")
+    folder.configure("alerts: {rules: {audit_outage: {for_seconds: 0}}}\n")
 
     def lists(part: str) -> bool:
         return "audit_outage" in {one["alert"] for one in folder.json("alert", "list")[part]}
@@ -206,8 +202,7 @@ def test_without_a_system_the_list_says_that_nobody_has_looked(folder: Folder) -
 
 
 def test_the_list_shows_the_limits_that_are_configured(folder: Folder) -> None:
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("alerts: {rules: {retry_rate: {threshold: 7, clear: 3}, success_rate: {threshold: 0.99}}}\n")
+    folder.configure("alerts: {rules: {retry_rate: {threshold: 7, clear: 3}, success_rate: {threshold: 0.99}}}\n")
     folder.nap("one", 0)
     rules = {one["alert"]: one for one in folder.json("alert", "list")["rules"]}
 
@@ -234,8 +229,7 @@ def test_the_list_shows_the_limits_that_are_configured(folder: Folder) -> None:
     ],
 )
 def test_limits_that_make_no_sense_are_mistakes_with_their_place(folder: Folder, rules: str, message: str) -> None:
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write(f"alerts:\n  rules:\n    {rules}\n")
+    folder.configure(f"alerts:\n  rules:\n    {rules}\n")
     done = folder("config", "check")
 
     assert done.code == 78
@@ -244,8 +238,7 @@ def test_limits_that_make_no_sense_are_mistakes_with_their_place(folder: Folder,
 
 
 def test_a_webhook_that_is_no_url_is_a_mistake(folder: Folder) -> None:
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("alerts: {webhook: 'ftp://user:hunter2@example.org'}\n")
+    folder.configure("alerts: {webhook: 'ftp://user:hunter2@example.org'}\n")
     done = folder("config", "check")
 
     assert done.code == 78

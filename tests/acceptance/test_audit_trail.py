@@ -139,8 +139,7 @@ LONGEST_ID = 36
 def test_a_first_try_success_of_every_block_takes_at_most_a_thousand_bytes_with_a_tenant_and_long_ids(
     folder: Folder, port: int
 ) -> None:
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("  http: {allow: [127.0.0.1]}\n  sql: {connections: {main: 'sqlite:files/some.db'}}\n")
+    folder.configure("  http: {allow: [127.0.0.1]}\n  sql: {connections: {main: 'sqlite:files/some.db'}}\n")
     (folder.path / "files" / "old.txt").write_text("old")
     apsw.Connection(str(folder.path / "files" / "some.db")).execute("CREATE TABLE t (a)")
     steps: dict[str, dict[str, Any]] = {
@@ -159,7 +158,7 @@ def test_a_first_try_success_of_every_block_takes_at_most_a_thousand_bytes_with_
         }
         for name, inputs in steps.items()
     ]
-    (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in work))
+    folder.write_lines("work.jsonl", *work)
     code, out, err = folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))
     assert code == 0, out + err
     events = by_work(events_in(store_of(folder)))
@@ -189,7 +188,7 @@ def uuids(number: int, tenant: str) -> list[dict[str, Any]]:
 
 
 def run_one_by_one(folder: Folder, work: list[dict[str, Any]]) -> None:
-    (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in work))
+    folder.write_lines("work.jsonl", *work)
     code, out, err = folder.ends(folder.start("run", "work.jsonl", "--in-flight", "1", "--module", "naps"))
     assert code == 0, out + err
 
@@ -258,7 +257,7 @@ def test_every_event_of_an_assignment_is_found_by_its_tenant_its_correlation_and
 
 def test_a_run_by_the_baseline_names_the_worker_and_takes_no_more(folder: Folder) -> None:
     (folder.path / "reefknot.yaml").unlink(missing_ok=True)
-    (folder.path / "work.jsonl").write_text('{"job": {"type": "own.nap", "payload": {"seconds": 0}}}\n' * 3)
+    folder.write("work.jsonl", '{"job": {"type": "own.nap", "payload": {"seconds": 0}}}\n' * 3)
     assert folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))[0] == 0
     trails = by_work(events_in(store_of(folder)))
     assert len(trails) == 3
@@ -383,7 +382,7 @@ def test_an_operator_sees_true_rates_and_pipes_a_selection_of_a_run(folder: Fold
     """Nine files are there and one is not: nine in ten succeed, at the first try."""
     names = ["a.txt"] * 9 + ["missing.txt"]
     lines = [{"job": {"type": "fs.blob_get", "payload": {"path": name}}, "tenant_id": "acme"} for name in names]
-    (folder.path / "work.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder.write_lines("work.jsonl", *lines)
     folder.ends(folder.start("run", "work.jsonl"))
     analysis = json.loads(piped(folder, "audit", "analyse", "--json")[1])
     step = analysis["categories"]["block:fs.blob_get"]
@@ -401,14 +400,12 @@ def test_an_operator_sees_true_rates_and_pipes_a_selection_of_a_run(folder: Fold
 def test_a_running_system_keeps_heads_elsewhere_and_a_log_that_was_hashed_anew_does_not_fit_them(
     folder: Folder,
 ) -> None:
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("audit: {heads: {path: elsewhere/heads.jsonl, every_seconds: 1}}\n")
+    folder.configure("audit: {heads: {path: elsewhere/heads.jsonl, every_seconds: 1}}\n")
     process = folder.up()
     heads = folder.path / "elsewhere" / "heads.jsonl"
     folder.nap("a", 0)
     until(lambda: heads.exists() and len(heads.read_bytes().splitlines()) >= 1)
-    process.terminate()
-    folder.ends(process)
+    folder.stop(process)
     code, out = piped(folder, "audit", "verify", "--json")
     said = json.loads(out)
     assert (code, said["compared_with"], said["proven_up_to"]) == (0, str(heads), said["sequence"])
@@ -433,8 +430,7 @@ def test_a_place_of_heads_that_hangs_holds_up_neither_start_nor_work_nor_end_and
 ) -> None:
     """Opening a pipe that nobody else has open hangs, as a mount does whose server is gone."""
     os.mkfifo(folder.path / "heads.jsonl")
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("audit: {heads: {path: heads.jsonl, every_seconds: 1}}\n")
+    folder.configure("audit: {heads: {path: heads.jsonl, every_seconds: 1}}\n")
     folder.nap("a", 0)
     process = folder.up("--for", "3")
     code, _, err = folder.ends(process)

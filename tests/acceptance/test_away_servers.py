@@ -17,15 +17,14 @@ def test_a_system_ends_soon_although_its_server_is_away_and_its_work_is_done_by_
     folder: Folder, own_nats_server: NatsServer
 ) -> None:
     folder.set_variable("REEFKNOT__ENGINE", own_nats_server.url)
-    (folder.path / "calls.py").write_text(HOLD)
+    folder.write("calls.py", HOLD)
     system = folder.up("--module", "calls", "--drain", "1")
     for name in ("order-1", "order-2"):
         assert folder("submit", "--type", "own.hold", "--id", name, "--inputs", "{}").code == 0
     until(lambda: set(folder.begun()) == {"order-1", "order-2"})
     kill(own_nats_server)
     began = time.monotonic()
-    system.terminate()
-    code, _, err = folder.ends(system)
+    code, _, err = folder.stop(system)
     took = time.monotonic() - began
     assert (code, took < ENDS_WITHIN_S) == (TERMINATED, True), (took, err)
     restart(own_nats_server)

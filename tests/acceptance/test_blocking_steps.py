@@ -30,12 +30,12 @@ def effects(folder: Folder) -> list[str]:
 
 
 def state(folder: Folder) -> str:
-    return str(folder.json("job", "show", "slow")["state"])
+    return str(folder.state("slow"))
 
 
 def started(folder: Folder, protection: str) -> list[subprocess.Popen[str]]:
     """A router and two workers with leases of three seconds, and a step that blocks one of them for eleven."""
-    (folder.path / "blocks.py").write_text(STEPS)
+    folder.write("blocks.py", STEPS)
     program = ("-m", "tests.acceptance.weakened", protection)
     folder.part("router")
     workers = []
@@ -59,7 +59,7 @@ def test_a_step_that_blocks_its_loop_past_the_lease_runs_once_and_is_named(folde
     workers = started(folder, "long-leases")
     until(lambda: state(folder) == "succeeded")
     assert len(effects(folder)) == 1
-    assert folder.json("job", "show", "slow")["crashes"] == 0
+    assert folder.job("slow")["crashes"] == 0
     lines = [line for line in logged(workers).splitlines() if "the event loop is blocked" in line]
     assert len(lines) == 1, "one line for one block"
     assert "own.blocking (slow), at blocks.py:11" in lines[0]
@@ -136,30 +136,30 @@ def test_a_neighbour_that_returned_in_time_is_answered_by_its_result(
     folder: Folder, protection: str, state: str
 ) -> None:
     """It has six seconds, and returns as soon as the loop is blocked, for seven; the second case is the control."""
-    (folder.path / "neighbours.py").write_text(NEIGHBOURS)
+    folder.write("neighbours.py", NEIGHBOURS)
     folder.start("up", "--module", "neighbours", program=weakened(protection))
     started_by(folder, "plain", "--timeout-ms", "6000")
     started_by(folder, "blocking")
-    until(lambda: folder.json("job", "show", "plain")["state"] not in ("pending", "running"))
-    assert folder.json("job", "show", "plain")["state"] == state
+    until(lambda: folder.state("plain") not in ("pending", "running"))
+    assert folder.state("plain") == state
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_key_is_held_for_as_long_as_its_loop_is_blocked(folder: Folder) -> None:
-    (folder.path / "neighbours.py").write_text(NEIGHBOURS)
+    folder.write("neighbours.py", NEIGHBOURS)
     folder.start("up", "--module", "neighbours")
     started_by(folder, "charge")
     # Its lease of three seconds is renewed.
     throughout(6, lambda: folder("idempotency", "forget", "charge:order-7").code == 75)
     folder.go()
-    until(lambda: folder.json("job", "show", "charge")["state"] == "succeeded")
+    until(lambda: folder.state("charge") == "succeeded")
 
 
 def test_when_the_loop_alone_renews_keys_another_caller_gets_it(folder: Folder) -> None:
     """The control."""
-    (folder.path / "neighbours.py").write_text(NEIGHBOURS)
+    folder.write("neighbours.py", NEIGHBOURS)
     folder.start("up", "--module", "neighbours", program=weakened("held-keys"))
     started_by(folder, "charge")
     until(lambda: folder("idempotency", "forget", "charge:order-7").code == 0)
@@ -170,8 +170,8 @@ def test_when_the_loop_alone_renews_keys_another_caller_gets_it(folder: Folder) 
 
 def blocked_alone(folder: Folder, protection: str) -> None:
     """A router that waits a second for those who know a step, and a silent worker that is the only one who does."""
-    (folder.path / "neighbours.py").write_text(NEIGHBOURS)
-    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 1}\n")
+    folder.write("neighbours.py", NEIGHBOURS)
+    folder.write("reefknot.yaml", CONFIG + "router: {patience_seconds: 1}\n")
     folder.start("router", "start", program=weakened(protection))
     folder.part("worker", "--worker-id", "plain")
     folder.part("worker", "--worker-id", "knows", "--module", "neighbours")
@@ -187,12 +187,12 @@ def gone_workers(folder: Folder) -> list[str]:
 
 def test_work_of_a_type_that_only_a_blocked_worker_knows_waits_for_it(folder: Folder) -> None:
     blocked_alone(folder, "")
-    throughout(4, lambda: folder.json("job", "show", "only")["state"] == "pending")
+    throughout(4, lambda: folder.state("only") == "pending")
     folder.go()
-    until(lambda: folder.json("job", "show", "only")["state"] == "succeeded")
+    until(lambda: folder.state("only") == "succeeded")
 
 
 def test_when_a_silent_worker_counts_as_gone_such_work_is_quarantined(folder: Folder) -> None:
     """The control."""
     blocked_alone(folder, "living-processes")
-    until(lambda: folder.json("job", "show", "only")["state"] == "quarantined")
+    until(lambda: folder.state("only") == "quarantined")

@@ -51,7 +51,7 @@ LOOK_S = 0.2
 
 @pytest.fixture
 def scene(folder: Folder) -> Folder:
-    (folder.path / "calls.py").write_text(STEPS)
+    folder.write("calls.py", STEPS)
     return folder
 
 
@@ -147,7 +147,7 @@ def test_services_begin_again_and_the_process_goes_on(
     """Schedules, syncs of sources, submissions, results and operators' commands."""
     (scene.path / "notes").mkdir()
     (scene.path / "notes" / "first.md").write_text("first")
-    (scene.path / "reefknot.yaml").write_text(CONFIG + MORE)
+    scene.write("reefknot.yaml", CONFIG + MORE)
     if start is worker:
         scene.part("router")
     process = cancelled_services(scene, start)
@@ -160,14 +160,13 @@ def test_services_begin_again_and_the_process_goes_on(
     until(lambda: len(states(scene)) >= before + 3)
     if start is up:
         until(lambda: "second" in scene("source", "search", "second").out)
-    process.terminate()
-    code, _, err = scene.ends(process)
+    code, _, err = scene.stop(process)
     assert code == 143
     assert "was cancelled from outside; it begins again" in err
 
 
 def test_services_that_stay_cancelled_would_be_noticed(scene: Folder) -> None:
-    (scene.path / "calls.py").write_text(STEPS + BROKEN)
+    scene.write("calls.py", STEPS + BROKEN)
     cancelled_services(scene, up)
     scene.go()
     submit(scene, "own.hold", "later")

@@ -36,7 +36,7 @@ def notes(folder: Folder) -> Folder:
 
 def configure(folder: Folder, more: str = "", **sources: str) -> None:
     lines = [f"  {name}: {text}" for name, text in sources.items()]
-    (folder.path / "reefknot.yaml").write_text("\n".join([more, "sources:" if lines else "", *lines, ""]))
+    folder.write("reefknot.yaml", "\n".join([more, "sources:" if lines else "", *lines, ""]))
 
 
 def row(folder: Folder, name: str = "notes") -> dict[str, Any]:
@@ -87,7 +87,7 @@ def test_a_file_that_is_still_there_keeps_its_sources(notes: Folder) -> None:
 
 
 def test_another_connector_gets_neither_the_cursor_nor_the_documents_of_the_one_before(notes: Folder) -> None:
-    (notes.path / "greeting.py").write_text(GREETING)
+    notes.write("greeting.py", GREETING)
     configure(notes, notes="{connector: greeting}")
     module = ("--module", "greeting.py")
     done = notes("source", "run", "notes", *module)
@@ -118,7 +118,7 @@ def test_jobs_of_a_source_that_was_taken_out_are_listed_and_ended_by_forgetting_
     done = folder("source", "forget", "gone", "--because", "it moved", "--dry-run")
     assert (done.code, done.out) == (0, "gone would be forgotten, with 0 documents and 1 job\n")
     assert folder("source", "forget", "gone", "--because", "it moved").code == 0
-    shown = folder.json("job", "show", item["id"])
+    shown = folder.job(item["id"])
     assert (shown["state"], shown["reason"]) == ("cancelled", "it moved")
     assert row(folder, "gone") == {}
     done = folder("source", "forget", "gone", "--because", "it moved")

@@ -16,7 +16,7 @@ async def send(inputs, context):
 
 
 def test_a_submission_runs_in_the_class_of_its_step_and_a_misspelt_class_is_warned_of(folder: Folder) -> None:
-    (folder.path / "mail_steps.py").write_text(STEPS)
+    folder.write("mail_steps.py", STEPS)
     folder.part("router")
     folder.part("worker", "--worker-id", "mail-1", "--module", "mail_steps")
 
@@ -27,7 +27,7 @@ def test_a_submission_runs_in_the_class_of_its_step_and_a_misspelt_class_is_warn
     assert worker["classes"]["emails"]["capacity"] == 4
 
     work = {"assignment_id": "m-2", "resource_class": "email", "job": {"type": "mail.send"}}
-    (folder.path / "work.json").write_text(json.dumps([work]))
+    folder.write("work.json", json.dumps([work]))
     misspelt = folder.start("submit", "work.json")
     _, said = misspelt.communicate(timeout=60)
     assert misspelt.returncode == 0

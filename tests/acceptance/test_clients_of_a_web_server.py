@@ -48,7 +48,7 @@ print(json.dumps([found, client.job("job-0-0", "acme").status()]))
 
 
 def test_every_job_ends_once_and_every_look_of_another_process_finds_it(folder: Folder) -> None:
-    (folder.path / "web.py").write_text(WEB)
+    folder.write("web.py", WEB)
     folder.part("router")
     for name in ("one", "two"):
         folder.part("worker", "--worker-id", name, "--module", "naps")

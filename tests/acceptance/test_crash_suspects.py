@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import apsw
-import pytest
 
 from reefknot.queue.execution.slots import RUNS_ALONE
 from tests.acceptance.folder import PATIENCE_S, Folder, until
@@ -56,12 +55,14 @@ CALM = ("calm-1", "calm-2", "calm-3")
 ALL = ("calm-1", "deadly", "calm-2", "calm-3")
 
 
+def submission(name: str) -> tuple[str, ...]:
+    kind = "own.deadly" if name == "deadly" else "own.calm"
+    return ("submit", "--type", kind, "--id", name, "--inputs", json.dumps({"timeout_ms": 60_000}))
+
+
 def submit_all(folder: Folder) -> None:
-    (folder.path / "deaths.py").write_text(MODULE)
-    for name in ALL:
-        kind = "own.deadly" if name == "deadly" else "own.calm"
-        inputs = ("--inputs", json.dumps({"timeout_ms": 60_000}))
-        assert folder("submit", "--type", kind, "--id", name, *inputs).code == 0
+    folder.write("deaths.py", MODULE)
+    assert [folder(*submission(name)).code for name in ALL] == [0] * len(ALL)
 
 
 def dies(folder: Folder, program: Sequence[str] = ("-m", "reefknot")) -> None:
@@ -69,10 +70,6 @@ def dies(folder: Folder, program: Sequence[str] = ("-m", "reefknot")) -> None:
     process = folder.start("up", "--module", "deaths", program=program)
     assert process.wait(PATIENCE_S) == 9, process.communicate()
     process.communicate()
-
-
-def ends_of(folder: Folder) -> dict[str, str]:
-    return {name: folder.json("job", "show", name)["state"] for name in ALL}
 
 
 def test_of_all_that_ran_when_a_process_died_only_the_culprit_is_quarantined(folder: Folder) -> None:
@@ -83,12 +80,12 @@ def test_of_all_that_ran_when_a_process_died_only_the_culprit_is_quarantined(fol
     for name in CALM:
         assert folder("job", "show", name).code == 0
     wait_for_ends(folder, process)
-    assert ends_of(folder) == {**dict.fromkeys(CALM, "succeeded"), "deadly": "quarantined"}
+    assert folder.states() == {**dict.fromkeys(CALM, "succeeded"), "deadly": "quarantined"}
     told = (folder.path / "story.txt").read_text().split("\n")[:-1]
     assert sum(line.startswith("begin deadly ") for line in told) == 3
     for name in CALM:
         assert sum(line.startswith(f"begin {name} ") for line in told) == 2, told
-        assert folder.json("job", "show", name)["crashes"] == 1
+        assert folder.job(name)["crashes"] == 1
 
     first = told[0].split()[2]
     later = [line.split() for line in told if line.split()[2] != first]
@@ -106,14 +103,12 @@ def test_without_isolation_its_neighbours_go_to_quarantine_with_it(folder: Folde
         dies(folder, ("-m", "tests.acceptance.weakened", "isolation"))
     process = folder.start("up", "--module", "deaths")
     wait_for_ends(folder, process)
-    assert ends_of(folder) == dict.fromkeys(ALL, "quarantined")
+    assert folder.states() == dict.fromkeys(ALL, "quarantined")
 
 
 def wait_for_ends(folder: Folder, process: subprocess.Popen[str]) -> None:
     for name in ALL:
-        kind = "own.deadly" if name == "deadly" else "own.calm"
-        words = ("submit", "--type", kind, "--id", name, "--inputs", json.dumps({"timeout_ms": 60_000}))
-        folder(*words, "--wait")
+        folder(*submission(name), "--wait")
     process.terminate()
     assert process.wait(PATIENCE_S) in (0, 143), process.communicate()
 
@@ -149,8 +144,8 @@ def late(inputs, context):
 
 def abandoned(folder: Folder, protection: str) -> subprocess.Popen[str]:
     """A worker in which a function runs on, and to which the suspect of a killed worker comes."""
-    (folder.path / "calm.py").write_text(CALM_STEP)
-    (folder.path / "late.py").write_text(LATE_STEP)
+    folder.write("calm.py", CALM_STEP)
+    folder.write("late.py", LATE_STEP)
     folder.part("router")
     killed = folder.part("worker", "--worker-id", "one", "--module", "calm")
     assert folder("submit", "--type", "own.calm", "--id", "calm", "--timeout-ms", "60000").code == 0
@@ -161,20 +156,19 @@ def abandoned(folder: Folder, protection: str) -> subprocess.Popen[str]:
     assert " is ready" in process.stderr.readline()
     late = ("submit", "--type", "own.late", "--id", "late", "--timeout-ms", "300", "--wait", "--json")
     assert folder(*late).json["results"][0]["status"] == "timeout", "its time is over, and it runs on"
-    killed.kill()
-    killed.wait()
+    folder.kill(killed)
     return process
 
 
 def test_a_suspect_is_not_begun_beside_a_function_that_runs_on_and_not_blamed_for_it(folder: Folder) -> None:
     process = abandoned(folder, "")
-    until(lambda: folder.json("job", "show", "calm")["reason"] == RUNS_ALONE)
+    until(lambda: bool(folder.job("calm")["reason"] == RUNS_ALONE))
     (folder.path / "die").touch()
     assert process.wait(PATIENCE_S) == 9
     assert folder.begun() == ["calm"]
-    assert folder.json("job", "show", "calm")["crashes"] == 1, "of the worker that was killed while it ran"
+    assert folder.job("calm")["crashes"] == 1, "of the worker that was killed while it ran"
     folder.part("worker", "--worker-id", "three", "--module", "calm")
-    until(lambda: folder.json("job", "show", "calm")["state"] == "succeeded")
+    until(lambda: folder.state("calm") == "succeeded")
 
 
 def test_when_such_a_function_counts_as_ended_the_suspect_is_blamed_for_it(folder: Folder) -> None:
@@ -182,7 +176,7 @@ def test_when_such_a_function_counts_as_ended_the_suspect_is_blamed_for_it(folde
     process = abandoned(folder, "overdue-functions")
     assert process.wait(PATIENCE_S) == 9
     folder.part("worker", "--worker-id", "three", "--module", "calm")
-    until(lambda: folder.json("job", "show", "calm")["crashes"] == 2)
+    until(lambda: folder.job("calm")["crashes"] == 2)
 
 
 # ---- a second signal -------------------------------------------------------------------------------------------------
@@ -216,7 +210,7 @@ async def blocks(inputs, context):
 
 def holding(folder: Folder, *kinds: str, protection: str = "") -> subprocess.Popen[str]:
     """A system that runs a step of each kind."""
-    (folder.path / "held.py").write_text(HELD)
+    folder.write("held.py", HELD)
     before = len(folder.begun())
     program = ("-m", "tests.acceptance.weakened", protection) if protection else ("-m", "reefknot")
     process = folder.start("up", "--module", "held", program=program)
@@ -246,12 +240,11 @@ def stop_twice(process: subprocess.Popen[str], how: signal.Signals, *, is_blocke
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_gives_running_steps_back_however_often(folder: Folder, how: signal.Signals) -> None:
-    for number in range(1, 4):
+def test_a_second_signal_gives_running_steps_back_however_often(folder: Folder) -> None:
+    for number, how in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGINT), 1):
         stop_twice(holding(folder, "awaits", "plain"), how)
         for name in ("awaits", "plain"):
-            shown = folder.json("job", "show", name)
+            shown = folder.job(name)
             assert (shown["state"], shown["reason"]) == ("pending", "shutdown")
             assert (shown["interruptions"], shown["crashes"]) == (number, 0)
 
@@ -259,7 +252,7 @@ def test_a_second_signal_gives_running_steps_back_however_often(folder: Folder, 
 def test_a_second_signal_is_heard_while_a_step_blocks_the_event_loop(folder: Folder) -> None:
     stop_twice(holding(folder, "awaits", "blocks"), signal.SIGINT, is_blocked=True)
     for name in ("awaits", "blocks"):
-        shown = folder.json("job", "show", name)
+        shown = folder.job(name)
         assert (shown["state"], shown["interruptions"], shown["crashes"]) == ("pending", 1, 0)
 
 
@@ -272,7 +265,7 @@ def test_a_second_signal_never_waits_for_a_store_that_is_locked(folder: Folder) 
     finally:
         connection.close()
     holding(folder)
-    until(lambda: folder.json("job", "show", "awaits")["crashes"] == 1)
+    until(lambda: folder.job("awaits")["crashes"] == 1)
 
 
 def test_without_giving_back_three_second_signals_quarantine_what_was_running(folder: Folder) -> None:
@@ -280,4 +273,4 @@ def test_without_giving_back_three_second_signals_quarantine_what_was_running(fo
     for _ in range(3):
         stop_twice(holding(folder, "awaits", protection="giving-back"), signal.SIGTERM)
     holding(folder)
-    until(lambda: folder.json("job", "show", "awaits")["state"] == "quarantined")
+    until(lambda: folder.state("awaits") == "quarantined")

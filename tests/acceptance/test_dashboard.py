@@ -82,8 +82,7 @@ def test_the_token_of_a_service_is_in_no_log_but_in_a_private_file_that_ends_wit
     assert file.read_text() == f"{address.url}#token={address.token}\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert address.request("/jobs")[0] == 200
-    process.send_signal(signal.SIGTERM)
-    _, _, err = folder.ends(process)
+    _, _, err = folder.stop(process)
     assert address.token not in err
     assert not file.exists()
 
@@ -104,8 +103,7 @@ def test_a_system_serves_its_own_store_and_work_is_done_through_the_api(folder: 
     assert address.request("/jobs/held/cancel", {})[0] == 409
     assert address.request("/jobs/unknown")[0] == 404
 
-    process.send_signal(signal.SIGINT)
-    code, _, err = folder.ends(process)
+    code, _, err = folder.stop(process, signal.SIGINT)
     assert code == 130, err
     assert "not served" not in err
 
@@ -132,8 +130,7 @@ def test_open_connections_do_not_keep_a_system_from_ending(folder: Folder) -> No
             answer += part
         assert b" 200 OK" in answer
         begun = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert folder.ends(process)[0] == 130
+        assert folder.stop(process, signal.SIGINT)[0] == 130
         assert time.monotonic() - begun < 10, "and not the drain of half a minute"
 
 
@@ -153,8 +150,7 @@ def test_looks_at_the_health_leave_a_system_its_store(folder: Folder) -> None:
     assert (folder.path / ".reefknot" / "state.db-wal").exists()
     assert address.request("/jobs", {"assignment_id": "after", "job": {"type": "fs.blob_get"}})[0] == 200
     until(lambda: address.request("/jobs/after")[1]["state"] not in ("pending", "running"))
-    process.send_signal(signal.SIGINT)
-    assert folder.ends(process)[0] == 130
+    assert folder.stop(process, signal.SIGINT)[0] == 130
 
 
 def test_a_store_that_goes_away_is_told_and_found_again_when_it_is_back(folder: Folder) -> None:
@@ -173,8 +169,7 @@ def test_a_store_that_goes_away_is_told_and_found_again_when_it_is_back(folder: 
 
     away.rename(store)
     until(lambda: address.request("/jobs/kept")[0] == 200)
-    process.send_signal(signal.SIGTERM)
-    assert folder.ends(process)[0] == 143
+    assert folder.stop(process)[0] == 143
 
 
 def test_a_reader_may_look_and_not_act(folder: Folder) -> None:
@@ -186,7 +181,7 @@ def test_a_reader_may_look_and_not_act(folder: Folder) -> None:
     status, answer = address.request("/jobs/kept/cancel", {})
 
     assert (status, answer["error"]["kind"]) == (403, "forbidden")
-    assert folder.json("job", "show", "kept")["state"] == "pending"
+    assert folder.state("kept") == "pending"
 
 
 def test_a_wrong_token_host_or_filter_is_told_with_what_to_do(folder: Folder) -> None:
@@ -216,9 +211,10 @@ def test_a_wrong_token_host_or_filter_is_told_with_what_to_do(folder: Folder) ->
 def test_over_tls_with_a_configured_token_it_is_served_on_another_address(folder: Folder) -> None:
     assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
     folder.set_variable("TOKEN", "a-token-that-is-long-enough")
-    (folder.path / "reefknot.yaml").write_text(
+    folder.write(
+        "reefknot.yaml",
         f"dashboard: {{host: 0.0.0.0, port: 0, allowed_hosts: [localhost], operator_token: env:TOKEN, "
-        f"tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}}}\n"
+        f"tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}}}\n",
     )
     process = folder.start("dashboard")
     found = served(process)

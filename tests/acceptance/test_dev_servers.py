@@ -77,8 +77,7 @@ def test_a_server_takes_messages_until_a_signal_and_leaves_nothing(
     process, url, servers = started(folder, "nats")
     assert publish(url) == 1
 
-    process.send_signal(ending)
-    ended, out, err = folder.ends(process)
+    ended, out, err = folder.stop(process, ending)
 
     assert ended == code, err
     assert out == ""  # beyond the one object
@@ -94,8 +93,7 @@ def test_a_cluster_takes_messages_with_three_replicas_and_leaves_nothing(folder:
     assert re.fullmatch(r"nats://127\.0\.0\.1:\d+(,127\.0\.0\.1:\d+){2}", url)
     assert publish(url, replicas=3) == 1
 
-    process.terminate()
-    ended, _, err = folder.ends(process)
+    ended, _, err = folder.stop(process)
 
     assert ended == 143, err
     assert all(is_gone(one) for one in servers)
@@ -126,8 +124,7 @@ def test_servers_die_with_a_command_that_is_killed(folder: Folder, kind: str, co
     process, _, servers = started(folder, kind)
     assert len(servers) == count
 
-    process.kill()
-    process.wait(PATIENCE_S)
+    folder.kill(process)
 
     until(lambda: all(is_gone(one) for one in servers))
 
@@ -135,8 +132,7 @@ def test_servers_die_with_a_command_that_is_killed(folder: Folder, kind: str, co
 def test_control_a_server_that_was_not_asked_to_die_with_its_parent_stays(folder: Folder) -> None:
     process, _, (server,) = started(folder, "nats", program=("-c", NOT_ASKED))
     try:
-        process.kill()
-        process.wait(PATIENCE_S)
+        folder.kill(process)
         assert not is_gone(server)
     finally:
         os.kill(pid_of(server), signal.SIGKILL)
@@ -150,9 +146,7 @@ def test_a_second_signal_ends_the_command_and_its_servers_at_once(folder: Folder
     assert process.stderr is not None
     while process.stderr.readline() != "stopping\n":
         pass
-    process.terminate()
-
-    assert folder.ends(process)[0] == 143
+    assert folder.stop(process)[0] == 143
     until(lambda: is_gone(server))
 
 
@@ -160,8 +154,7 @@ def test_what_a_store_folder_holds_is_there_the_next_time(folder: Folder) -> Non
     for expected in (1, 2):
         process, url, _ = started(folder, "nats", "--store", "kept", "--sync-always")
         assert publish(url) == expected
-        process.terminate()
-        assert folder.ends(process)[0] == 143
+        assert folder.stop(process)[0] == 143
     assert 'sync_interval: "always"' in (folder.path / "kept" / "nats-server.conf").read_text()
 
 

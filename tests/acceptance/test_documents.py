@@ -147,8 +147,7 @@ def follow(notes: Folder, follower: subprocess.Popen[str]) -> None:
             mirror.pop(change["id"], None)
         else:
             mirror[change["id"]] = change["text"]
-    follower.terminate()
-    notes.ends(follower)
+    notes.stop(follower)
     exported = [json.loads(line) for line in notes("source", "export", "notes").out.splitlines()]
     assert mirror == {one["id"]: one["text"] for one in exported}
 
@@ -207,5 +206,4 @@ def test_a_system_that_syncs_is_followed(notes: Folder) -> None:
 
     until(is_there)
     for process in (follower, up):
-        process.terminate()
-        notes.ends(process)
+        notes.stop(process)

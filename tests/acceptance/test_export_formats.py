@@ -27,7 +27,7 @@ def exported(folder: Folder, request: pytest.FixtureRequest) -> Folder:
         shutil.copy(OLD, folder.path / LOG)
         shutil.copy(f"{OLD}.head.json", folder.path / HEAD)
     else:
-        (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in WORK))
+        folder.write_lines("work.jsonl", *WORK)
         assert folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))[0] == 0
         assert folder("audit", "export", LOG).code == 0
     assert json.loads(lines_of(folder)[0])["format"] == request.param
@@ -100,9 +100,8 @@ def test_a_tampered_line_is_named_by_its_number(exported: Folder) -> None:
 
 def test_a_log_that_is_appended_to_stays_in_format_1(folder: Folder) -> None:
     """Programs that ship its lines, and older processes, go on reading it."""
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("audit: {jsonl: {path: copy.jsonl}}\n")
-    (folder.path / "work.jsonl").write_text(json.dumps(WORK[0]) + "\n")
+    folder.configure("audit: {jsonl: {path: copy.jsonl}}\n")
+    folder.write("work.jsonl", json.dumps(WORK[0]) + "\n")
     assert folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))[0] == 0
     header, *lines = map(json.loads, (folder.path / "copy.jsonl").read_bytes().splitlines())
 

@@ -87,7 +87,7 @@ def test_nothing_accepted_is_lost_when_the_disk_fails_under_a_running_system(fol
 
 def test_a_run_whose_disk_fails_ends_with_69_and_the_next_run_finishes_it(folder: Folder) -> None:
     lines = [{"assignment_id": f"r{n}", "job": {"type": "own.wait", "payload": {"name": f"r{n}"}}} for n in range(20)]
-    (folder.path / "work.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder.write_lines("work.jsonl", *lines)
     process = folder.start("run", "work.jsonl", *NAPS, program=("-m", "tests.faults.sick_disk", "sick"))
     until(lambda: len(folder.begun()) >= 2)
     took, code, err = ended_by_the_disk(folder, process, folder.path / "sick")
@@ -174,9 +174,8 @@ def test_a_step_whose_key_a_full_disk_refused_is_tried_again_and_has_its_effect_
     until((here / "refused").exists)
     (here / "full").unlink()
 
-    until(lambda: folder.json("job", "show", "pay")["state"] in ("succeeded", "quarantined"))
-    shown = folder.json("job", "show", "pay")
-    system.terminate()
-    folder.ends(system)
+    until(lambda: folder.state("pay") in ("succeeded", "quarantined"))
+    shown = folder.job("pay")
+    folder.stop(system)
 
     assert (shown["state"], (here / "effects").read_text()) == ("succeeded", "pay\n"), shown

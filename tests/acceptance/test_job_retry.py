@@ -26,13 +26,13 @@ ENDS = {"failed-1": "failed", "failed-2": "failed", "late": "failed", "expired":
 
 
 def state(folder: Folder, name: str) -> str:
-    return str(folder.json("job", "show", name)["state"])
+    return str(folder.state(name))
 
 
 def prepared(folder: Folder) -> None:
     """Jobs with every end that is no success."""
-    (folder.path / "reefknot.yaml").write_text(CONFIG.replace("quarantine_failed: true", "quarantine_failed: false"))
-    (folder.path / "orders.py").write_text(STEPS)
+    folder.write("reefknot.yaml", CONFIG.replace("quarantine_failed: true", "quarantine_failed: false"))
+    folder.write("orders.py", STEPS)
     order = ("submit", "--type", "own.order", "--id")
     for name in ("failed-1", "failed-2"):
         assert folder(*order, name).code == 0
@@ -68,8 +68,8 @@ def test_every_job_that_ended_without_success_runs_again_under_its_id(folder: Fo
     expected = {*ENDS, "fine"} - {"expired"}  # which has a millisecond again
     until(lambda: all(state(folder, name) == "succeeded" for name in expected))
     assert sorted((folder.path / "done.txt").read_text().split()) == sorted(expected)
-    assert folder.json("job", "show", "expired")["generation"] == 1
-    shown = folder.json("job", "show", "withdrawn")
+    assert folder.job("expired")["generation"] == 1
+    shown = folder.job("withdrawn")
     assert (shown["generation"], shown["result"]["status"]) == (1, "success")
     assert [(one["what"], one["why"], one["who"]) for one in shown["history"] if one["what"] == "requeued"] == [
         ("requeued", "repaired", "ann")
@@ -106,7 +106,7 @@ def test_what_cannot_be_retried_is_named_with_its_state(folder: Folder) -> None:
 
 
 def test_a_quarantined_job_that_is_named_is_retried_and_a_filter_leaves_it(folder: Folder) -> None:
-    (folder.path / "orders.py").write_text(STEPS)
+    folder.write("orders.py", STEPS)
     assert folder("submit", "--type", "own.order", "--id", "aside").code == 0
     folder.start("up", "--module", "orders")
     until(lambda: state(folder, "aside") == "quarantined")

@@ -15,7 +15,7 @@ MANY = 10_000 if os.environ.get("REEFKNOT_FAULT_POINTS") == "all" else 1500
 
 
 def submit(folder: Folder, *lines: dict[str, Any]) -> None:
-    (folder.path / "many.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    folder.write_lines("many.jsonl", *lines)
     done = folder("submit", "many.jsonl")
     assert done.code == 0, done.err
 
@@ -85,8 +85,8 @@ def test_no_selection_is_no_permission_to_cancel_everything(folder: Folder) -> N
 
 def test_an_id_alone_finds_the_job_of_the_only_tenant_that_has_it(folder: Folder) -> None:
     submit(folder, job("order-7", "acme"), job("order-8", "acme"), job("order-8", "bolt"), job("order-9"))
-    assert folder.json("job", "show", "order-7")["tenant_id"] == "acme"
-    assert folder.json("job", "show", "order-9")["tenant_id"] is None
+    assert folder.job("order-7")["tenant_id"] == "acme"
+    assert folder.job("order-9")["tenant_id"] is None
     for words in (("show", "order-8"), ("cancel", "order-8"), ("retry", "order-8")):
         refused = folder("job", *words)
         assert refused.code == 1
@@ -103,7 +103,7 @@ def test_jobs_are_found_by_correlation_and_trace(folder: Folder) -> None:
     submit(folder, job("one", "acme", correlation={"trace_id": trace}), job("two", correlation={"trace_id": trace}))
     submit(folder, job("three"))
     assert {one["id"] for one in folder.json("job", "list", "--trace", trace)["jobs"]} == {"one", "two"}
-    correlation = folder.json("job", "show", "one")["correlation_id"]
+    correlation = folder.job("one")["correlation_id"]
     assert [one["id"] for one in folder.json("job", "list", "--correlation", correlation)["jobs"]] == ["one"]
     found = folder.json("job", "list", "--trace", trace, "--tenant", "acme", "--state", "pending")["jobs"]
     assert [one["id"] for one in found] == ["one"]

@@ -22,14 +22,13 @@ async def fetch(context, request):
 
 
 def test_the_next_run_goes_on_at_once(folder: Folder) -> None:
-    (folder.path / "slow.py").write_text(SLOW)
+    folder.write("slow.py", SLOW)
     (folder.path / "hangs").touch()
     words = ("source", "add", "slow", "--connector", "slow_pages", "--module", "slow")
     assert folder(*words).code == 0
     killed = folder.start("source", "run", "slow", "--module", "slow")
     until(lambda: (folder.path / "reached").exists())
-    killed.kill()
-    killed.wait()
+    folder.kill(killed)
     (folder.path / "hangs").unlink()
 
     began = time.monotonic()

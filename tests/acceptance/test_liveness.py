@@ -54,7 +54,7 @@ def plain(inputs, context):
 
 def up(folder: Folder, *words: str) -> subprocess.Popen[str]:
     """A system with the steps of this file, as soon as it says that it is up."""
-    (folder.path / "held.py").write_text(STEPS)
+    folder.write("held.py", STEPS)
     process = folder.start("up", "--module", "held", *words)
     assert process.stderr is not None
     line = process.stderr.readline()
@@ -75,14 +75,13 @@ def test_a_shutdown_ends_with_its_drain_although_a_plain_function_goes_on(folder
     process = up(folder, "--drain", "1")
     submit(folder, "own.plain", "endless", seconds=25)
     began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    code, _, err = folder.ends(process)
+    code, _, err = folder.stop(process)
     took = time.monotonic() - began
 
     assert code == 143
     assert 1.0 <= took < 8.0, "one second of drain, and then the end"
     assert "1 plain functions run on although their attempts have ended" in err
-    shown = folder.json("job", "show", "endless")
+    shown = folder.job("endless")
     assert (shown["state"], shown["reason"], shown["interruptions"]) == ("pending", "shutdown", 1)
     assert shown["attempts"] == 0, "handed back, and nothing was spent"
 
@@ -146,15 +145,14 @@ def test_a_key_of_a_killed_process_is_free_as_soon_as_its_work_is(folder: Folder
     """Key lease 60 s, time of the step 30 s, both by default: nothing waits for either."""
     first = up(folder)
     submit(folder, "own.charge", "order-7", mode=mode)
-    first.kill()
-    first.communicate()
+    folder.kill(first)
     folder.go()
     began = time.monotonic()
     up(folder)
-    until(lambda: folder.json("job", "show", "order-7")["state"] not in ("pending", "running"))
+    until(lambda: folder.state("order-7") not in ("pending", "running"))
     assert time.monotonic() - began < 15
 
-    shown = folder.json("job", "show", "order-7")
+    shown = folder.job("order-7")
     if mode == "guard":
         assert shown["state"] == "quarantined"
         assert "guard:order-7" in shown["reason"]
@@ -170,6 +168,5 @@ def test_a_key_of_a_killed_process_can_be_forgotten_at_once(folder: Folder) -> N
     process = up(folder)
     submit(folder, "own.charge", "order-8", mode="retry")
     assert folder("idempotency", "forget", "retry:order-8").code == 75, "it is held"
-    process.kill()
-    process.communicate()
+    folder.kill(process)
     assert folder("idempotency", "forget", "retry:order-8").code == 0

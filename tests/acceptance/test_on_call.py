@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import sqlite3
 import time
 from datetime import datetime
@@ -47,7 +46,7 @@ class Told(NamedTuple):
 
 @pytest.fixture
 def scene(folder: Folder) -> Folder:
-    (folder.path / "calls.py").write_text(STEPS)
+    folder.write("calls.py", STEPS)
     return folder
 
 
@@ -59,7 +58,7 @@ def asked(folder: Folder, job: str) -> Told:
 
 def waits(folder: Folder, job: str) -> str:
     """The code of the cause for which the job waits."""
-    return str((folder.json("job", "show", job)["waiting"] or {}).get("code", ""))
+    return str((folder.job(job)["waiting"] or {}).get("code", ""))
 
 
 def says(found: Told, *texts: str) -> None:
@@ -109,8 +108,7 @@ def test_no_router_and_no_worker_are_told_everywhere_and_a_dead_part_stays_visib
     assert "no router is running" in scene("job", "list").err
     raised_within(scene, "no_router", began)  # by a worker that misses a router
 
-    worker.kill()
-    worker.wait(PATIENCE_S)
+    scene.kill(worker)
     router, began = part(scene, "router"), time.time()
     until(lambda: waits(scene, "order-7") == "no_worker")
     found = asked(scene, "order-7")
@@ -131,8 +129,7 @@ def test_no_router_and_no_worker_are_told_everywhere_and_a_dead_part_stays_visib
     scene.go()
     until(lambda: active(scene) == [])
     for process in (after, router):
-        process.send_signal(signal.SIGTERM)
-        scene.ends(process)
+        scene.stop(process)
     assert (scene("worker", "list").out, len(events(scene, "worker_gone"))) == ("", 1), "an orderly end is no loss"
 
 
@@ -141,8 +138,7 @@ def test_of_a_worker_that_died_the_jobs_it_held_are_told(scene: Folder) -> None:
     worker = part(scene, "worker")
     submit(scene, "own.hold", "order-7")
     until(lambda: scene.json("worker", "list")["workers"][0]["classes"]["cpu"]["active"] == 1)
-    worker.kill()
-    worker.wait(PATIENCE_S)
+    scene.kill(worker)
     until(lambda: len(events(scene, "worker_gone")) == 1)
     (gone,) = events(scene, "worker_gone")
     assert gone["held"] == {"running": 1, "queued": 0, "jobs": ["order-7"]}
@@ -175,9 +171,9 @@ def test_poison_is_told_with_the_way_out(scene: Folder) -> None:
 
 def test_an_outage_is_told_with_its_destination(scene: Folder) -> None:
     retried = CONFIG.replace("max_attempts: 2, base_delay_ms: 20", "max_attempts: 9, base_delay_ms: 20000")
-    (scene.path / "reefknot.yaml").write_text(retried.replace("queue: {v2: {enabled: true}}", QUICK))
+    scene.write("reefknot.yaml", retried.replace("queue: {v2: {enabled: true}}", QUICK))
     lines = [{"assignment_id": f"page-{n}", "job": {"type": "own.refused"}} for n in range(130)]
-    (scene.path / "pages.jsonl").write_text("\n".join(json.dumps(one) for one in lines))
+    scene.write("pages.jsonl", "\n".join(json.dumps(one) for one in lines))
     assert scene("submit", "pages.jsonl").code == 0
     scene.up("--module", "calls")
     until(lambda: bool(scene.json("top", "--once")["breakers"]))
@@ -201,7 +197,7 @@ SMALL = (
 
 
 def test_overload_is_told_with_the_full_queue(scene: Folder) -> None:
-    (scene.path / "reefknot.yaml").write_text(CONFIG.replace("queue: {v2: {enabled: true}}", SMALL))
+    scene.write("reefknot.yaml", CONFIG.replace("queue: {v2: {enabled: true}}", SMALL))
     scene.up("--module", "calls")
     submit(scene, "own.hold", "report-0")
     until(lambda: "report-0" in scene.begun())
@@ -227,12 +223,12 @@ def test_a_full_disk_is_told(scene: Folder, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_wrong_configuration_is_told_with_its_line(scene: Folder) -> None:
     submit(scene, "own.hold", "order-7")
-    (scene.path / "reefknot.yaml").write_text("worker:\n  quarantine_faild: true\n")
+    scene.write("reefknot.yaml", "worker:\n  quarantine_faild: true\n")
     found = asked(scene, "order-7")
     assert found.code == 78
     says(found, "reefknot.yaml:2:3: worker.quarantine_faild", "did you mean 'quarantine_failed'", "correct it")
     assert json.loads(scene("top", "--once", "--json").out)["states"]["pending"] == 1
-    (scene.path / "reefknot.yaml").write_text(CONFIG)
+    scene.write("reefknot.yaml", CONFIG)
     assert "quarantine_faild" not in str(asked(scene, "order-7"))
 
 
@@ -251,7 +247,7 @@ def runs_again(scene: Folder, job: str) -> None:
     says(asked(scene, job), "no system is running", "reefknot up")
     scene.go()
     scene.up("--module", "calls")
-    until(lambda: bool(scene.json("job", "show", job)["state"] == "succeeded"))
+    until(lambda: scene.state(job) == "succeeded")
 
 
 def test_an_upgrade_is_rolled_back_by_the_copy_that_it_kept(scene: Folder) -> None:

@@ -195,9 +195,8 @@ def filled(folder: Folder, store_folder: Path, monkeypatch: pytest.MonkeyPatch) 
     """A copy of that store; nobody obeys, so nothing waits for it."""
     monkeypatch.setattr(systems, "OBEY_WAIT_S", 0.0)
     monkeypatch.setattr(jobs, "CANCEL_WAIT_S", 0.0)
-    config = folder.path / "reefknot.yaml"
-    config.write_text(config.read_text() + CONFIG)
-    (folder.path / "edited.json").write_text('{"path": "b.txt"}')
+    folder.configure(CONFIG)
+    folder.write("edited.json", '{"path": "b.txt"}')
     copytree(store_folder, folder.path / ".reefknot")
     return folder
 

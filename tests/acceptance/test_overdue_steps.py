@@ -21,15 +21,14 @@ async def deaf(inputs, context):
 
 
 def test_a_process_with_such_a_step_answers_in_time_and_ends_when_asked(folder: Folder) -> None:
-    (folder.path / "stubborn.py").write_text(STEPS)
-    config = folder.path / "reefknot.yaml"
-    config.write_text(config.read_text() + "dashboard: {enabled: false}\n")
+    folder.write("stubborn.py", STEPS)
+    folder.configure("dashboard: {enabled: false}\n")
     process = folder.start("up", "--module", "stubborn", "--drain", "1")
 
     submitted = folder("submit", "--type", "own.deaf", "--id", "a", "--wait")
     assert submitted.code != 0
     assert "the time for all attempts was over after" in submitted.out
-    until(lambda: folder.json("job", "show", "a")["state"] in ("failed", "quarantined"))
+    until(lambda: folder.state("a") in ("failed", "quarantined"))
     process.terminate()
     _, log = process.communicate(timeout=60)
 

@@ -30,8 +30,8 @@ async def fetch(request):
 
 def synced(folder: Folder, *, fail: str = "pass", page: str = "'c', (rk.Document(**one),)") -> Ended:
     """The end of a sync by a connector that fails so, or returns such a page."""
-    (folder.path / "own_mistakes.py").write_text(MODULE.format(fail=fail, page=page))
-    (folder.path / "reefknot.yaml").write_text("sources:\n  k: {connector: own_one}\n")
+    folder.write("own_mistakes.py", MODULE.format(fail=fail, page=page))
+    folder.write("reefknot.yaml", "sources:\n  k: {connector: own_one}\n")
     sys.modules.pop("own_mistakes", None)  # that of the test before
     return folder("source", "run", "k", "--module", "own_mistakes")
 

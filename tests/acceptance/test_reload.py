@@ -36,7 +36,7 @@ def failing(folder: Folder) -> Folder:
 
 def allow(folder: Folder, retries: int) -> None:
     """Write a configuration with so many retries, which the file calls attempts."""
-    (folder.path / "reefknot.yaml").write_text(CONFIG.replace("max_attempts: 2", f"max_attempts: {retries}"))
+    folder.write("reefknot.yaml", CONFIG.replace("max_attempts: 2", f"max_attempts: {retries}"))
 
 
 def submit(folder: Folder, name: str, gate: str) -> None:
@@ -46,8 +46,8 @@ def submit(folder: Folder, name: str, gate: str) -> None:
 
 def attempts_of(folder: Folder, name: str) -> int:
     """The attempts of a job, when it has ended."""
-    until(lambda: bool(folder.json("job", "show", name)["state"] in ("failed", "quarantined")))
-    attempts: int = folder.json("job", "show", name)["attempts"]
+    until(lambda: bool(folder.state(name) in ("failed", "quarantined")))
+    attempts: int = folder.job(name)["attempts"]
     return attempts
 
 
@@ -100,13 +100,13 @@ def test_a_start_with_the_new_file_changes_the_policies_of_all_work(failing: Fol
 def test_a_bad_file_is_refused_with_its_lines_and_the_old_policies_stay(failing: Folder) -> None:
     process = failing.up()
     good = (failing.path / "reefknot.yaml").read_text()
-    (failing.path / "reefknot.yaml").write_text(good.replace("max_attempts: 2", "max_attempts: many"))
+    failing.write("reefknot.yaml", good.replace("max_attempts: 2", "max_attempts: many"))
     process.send_signal(signal.SIGHUP)
     line = said(process, "max_attempts")
     assert "reefknot.yaml:3:" in line
     assert "'many' is not accepted" in line
     said(process, "the configuration is refused")
-    (failing.path / "reefknot.yaml").write_text(good)
+    failing.write("reefknot.yaml", good)
     submit(failing, "one", ".")
 
     assert attempts_of(failing, "one") == 3
@@ -173,7 +173,7 @@ def test_a_command_sees_its_answer_while_hangups_come(failing: Folder) -> None:
 
 def test_changes_of_other_settings_are_named_and_wait_for_the_next_start(failing: Folder) -> None:
     process = failing.up()
-    (failing.path / "reefknot.yaml").write_text(CONFIG.replace("queue: {v2: {", "queue: {v2: {max_queue_size: 7, "))
+    failing.write("reefknot.yaml", CONFIG.replace("queue: {v2: {", "queue: {v2: {max_queue_size: 7, "))
     process.send_signal(signal.SIGHUP)
 
     assert "the policies are unchanged" in (line := said(process, "SIGHUP:"))
@@ -186,8 +186,7 @@ def test_with_nohup_a_hangup_is_ignored(failing: Folder) -> None:
     submit(failing, "one", ".")
 
     assert attempts_of(failing, "one") == 3, "it goes on"
-    process.send_signal(signal.SIGTERM)
-    code, _, err = failing.ends(process)
+    code, _, err = failing.stop(process)
     assert (code, "SIGHUP" in err) == (143, False)
 
 
@@ -196,7 +195,7 @@ def test_a_terminal_that_is_closed_drains_the_system(folder: Folder, words: tupl
     """The kernel sends SIGHUP; running steps finish, and nothing can be written to the terminal any more."""
     ours, theirs = os.openpty()
     work = {"assignment_id": "one", "job": {"type": "own.wait", "payload": {"name": "one"}}}
-    (folder.path / "work.jsonl").write_text(json.dumps(work))
+    folder.write("work.jsonl", json.dumps(work))
     process = folder.start(
         *words,
         "--module",
@@ -218,7 +217,7 @@ def test_a_terminal_that_is_closed_drains_the_system(folder: Folder, words: tupl
 
     assert process.wait(timeout=PATIENCE_S) == 129
     if words[0] == "up":  # whose drain is long enough for any machine
-        assert folder.json("job", "show", "one")["state"] == "succeeded"
+        assert folder.state("one") == "succeeded"
     else:
         assert (folder.path / "out.jsonl").exists(), "results appear at the end of a drain, too"
 

@@ -52,7 +52,7 @@ def submit(folder: Folder, name: str) -> None:
 
 
 def job(folder: Folder, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = folder.json("job", "show", name)
+    found: dict[str, Any] = folder.job(name)
     return found
 
 

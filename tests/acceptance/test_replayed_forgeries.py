@@ -90,7 +90,7 @@ def lines(folder: Folder, name: str, *steps: str) -> str:
         {"assignment_id": step, "job": {"type": step}, "options": {"attempt_timeout_ms": 500, "timeout_ms": 20_000}}
         for step in steps
     ]
-    (folder.path / "steps.py").write_text(MODULE)
+    folder.write("steps.py", MODULE)
     (folder.path / name).write_text("".join(json.dumps(one) + "\n" for one in work))
     return name
 

@@ -55,9 +55,9 @@ def receiver() -> Iterator[Receiver]:
 
 
 def prepare(folder: Folder, *assignments: dict[str, object]) -> None:
-    (folder.path / "reefknot.yaml").write_text(CONFIG)
-    (folder.path / "shop.py").write_text(STEPS)
-    (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in assignments))
+    folder.write("reefknot.yaml", CONFIG)
+    folder.write("shop.py", STEPS)
+    folder.write_lines("work.jsonl", *assignments)
     folder.set_variable("SHOP_SECRET", CANARY)
 
 
@@ -122,7 +122,7 @@ def test_no_span_holds_a_secret_of_the_configuration_or_a_token(folder: Folder, 
 def test_a_text_that_is_no_secret_of_the_configuration_is_sent(folder: Folder, receiver: Receiver) -> None:
     """The control: the canary would be seen."""
     prepare(folder, flaky("a", failures=9))
-    (folder.path / "reefknot.yaml").write_text(CONFIG.partition("\n")[2])
+    folder.write("reefknot.yaml", CONFIG.partition("\n")[2])
     folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
 
     run(folder)
@@ -144,8 +144,7 @@ def test_a_job_goes_from_process_to_process_in_one_trace_and_on_to_the_server_it
     client = folder.start("submit", "--type", "http.request", "--inputs", inputs, "--wait", "--timeout", "20")
     code, _, err = folder.ends(client)
     for part in (worker, router):
-        part.send_signal(SIGINT)
-        folder.ends(part)
+        folder.stop(part, SIGINT)
 
     assert code == 0, err
     (submitted,) = receiver.named("reefknot.submit http.request")
@@ -160,18 +159,16 @@ def test_a_job_goes_from_process_to_process_in_one_trace_and_on_to_the_server_it
 def test_the_attempts_of_two_workers_are_children_of_one_job(folder: Folder, receiver: Receiver) -> None:
     """The first worker makes the first attempt and goes away; the second one makes the second, and ends the job."""
     prepare(folder)
-    (folder.path / "reefknot.yaml").write_text(CONFIG.replace("base_delay_ms: 10", "base_delay_ms: 2000"))
+    folder.write("reefknot.yaml", CONFIG.replace("base_delay_ms: 10", "base_delay_ms: 2000"))
     folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     router, first = folder.part("router"), folder.part("worker", "--module", "shop", "--worker-id", "first")
     assert folder("submit", "--type", "own.flaky", "--inputs", '{"failures": 1}', "--id", "a").code == 0
-    until(lambda: bool(folder.json("job", "show", "a")["attempts"]))
-    first.send_signal(SIGINT)
-    folder.ends(first)
+    until(lambda: bool(folder.job("a")["attempts"]))
+    folder.stop(first, SIGINT)
     second = folder.part("worker", "--module", "shop", "--worker-id", "second")
-    until(lambda: bool(folder.json("job", "show", "a")["state"] == "succeeded"))
+    until(lambda: folder.state("a") == "succeeded")
     for part in (second, router):
-        part.send_signal(SIGINT)
-        folder.ends(part)
+        folder.stop(part, SIGINT)
 
     (job,) = receiver.named("reefknot.job own.flaky")
     attempts = receiver.children(job)
@@ -186,8 +183,7 @@ def test_up_sends_its_spans_at_its_end(folder: Folder, receiver: Receiver) -> No
     folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     system = folder.start("up", "--module", "shop")
     assert folder("submit", "--type", "own.flaky", "--id", "a", "--wait", "--timeout", "30").code == 0
-    system.send_signal(SIGINT)
-    folder.ends(system)
+    folder.stop(system, SIGINT)
 
     (job,) = receiver.named("reefknot.job own.flaky")
     assert [one.name for one in receiver.children(job)] == ["reefknot.attempt"] * 3

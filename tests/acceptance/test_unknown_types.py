@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 
 import pytest
@@ -22,13 +21,13 @@ LONGER_THAN_A_MOMENT = ("--for", "4")
 
 
 def invoice(folder: Folder, *names: str) -> None:
-    (folder.path / "steps.py").write_text(STEPS)
+    folder.write("steps.py", STEPS)
     for name in names:
         assert folder("submit", "--type", "invoice.render", "--id", name).code == 0
 
 
 def state(folder: Folder, name: str) -> str:
-    return str(folder.json("job", "show", name)["state"])
+    return str(folder.state(name))
 
 
 def up(folder: Folder, *words: str) -> str:
@@ -47,7 +46,7 @@ def up_until_succeeded(folder: Folder, *names: str) -> None:
 
 def other_file(folder: Folder) -> str:
     line = {"assignment_id": "mine", "request_id": "r", "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
-    (folder.path / "other.jsonl").write_text(json.dumps(line) + "\n")
+    folder.write_lines("other.jsonl", line)
     return "other.jsonl"
 
 
@@ -82,7 +81,7 @@ def test_a_run_beside_a_system_leaves_its_jobs_to_it(folder: Folder) -> None:
     folder.part("router")
     folder.wait("theirs")
     line = {"assignment_id": "mine", "request_id": "r", "job": {"type": "own.wait", "payload": {"name": "mine"}}}
-    (folder.path / "own.jsonl").write_text(json.dumps(line) + "\n")
+    folder.write_lines("own.jsonl", line)
     process = folder.start("run", "own.jsonl", "--module", "naps")
     until(lambda: folder.begun() == ["mine"])
     read = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "read")
@@ -100,7 +99,7 @@ def test_a_run_beside_a_system_leaves_its_jobs_to_it(folder: Folder) -> None:
 
 def test_a_run_does_not_count_as_a_system_for_what_others_submit(folder: Folder) -> None:
     line = {"assignment_id": "mine", "request_id": "r", "job": {"type": "own.wait", "payload": {"name": "mine"}}}
-    (folder.path / "own.jsonl").write_text(json.dumps(line) + "\n")
+    folder.write_lines("own.jsonl", line)
     process = folder.start("run", "own.jsonl", "--module", "naps")
     until(lambda: folder.begun() == ["mine"])
     read = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "read")
@@ -119,7 +118,7 @@ def test_with_all_a_run_ends_when_no_job_is_open(folder: Folder) -> None:
 
 
 def test_a_run_whose_places_are_taken_by_jobs_of_others_says_so(folder: Folder) -> None:
-    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {max_queue_size: 2}\n")
+    folder.write("reefknot.yaml", CONFIG + "router: {max_queue_size: 2}\n")
     read = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}')
     assert [folder(*read, "--id", name).code for name in ("a", "b")] == [0, 0]
     code, _, err = run(folder)
@@ -130,7 +129,7 @@ def test_a_run_whose_places_are_taken_by_jobs_of_others_says_so(folder: Folder) 
 
 def test_a_line_of_a_type_that_nobody_here_knows_is_refused_and_not_kept(folder: Folder) -> None:
     line = {"assignment_id": "odd", "request_id": "r", "job": {"type": "no.such"}}
-    (folder.path / "odd.jsonl").write_text(json.dumps(line) + "\n")
+    folder.write_lines("odd.jsonl", line)
     code, out, err = folder.ends(folder.start("run", "odd.jsonl"))
     assert (code, "1 rejected" in out) == (1, True)
     assert "odd.jsonl:1: job.type: 'no.such' is not known here; known: fs.blob_get" in err
@@ -138,7 +137,7 @@ def test_a_line_of_a_type_that_nobody_here_knows_is_refused_and_not_kept(folder:
 
 
 def test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_back(folder: Folder) -> None:
-    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 1}\n")
+    folder.write("reefknot.yaml", CONFIG + "router: {patience_seconds: 1}\n")
     invoice(folder, "i-1")
     process = folder.start("up")
     waited = folder("submit", "--type", "invoice.render", "--id", "i-1", "--wait", "--json")
@@ -146,8 +145,7 @@ def test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_bac
     assert (waited.code, result["status"], result["error_code"]) == (1, "error", "INVALID_INPUT")
     assert "'invoice.render' is not known here" in result["error_message"]
     assert "reefknot quarantine requeue i-1" in result["error_message"]
-    process.send_signal(signal.SIGTERM)
-    assert "1 quarantined" in folder.ends(process)[1]
+    assert "1 quarantined" in folder.stop(process)[1]
     (item,) = folder.json("quarantine", "list")["items"]
     assert (item["id"], item["reason"], item["attempts"]) == ("i-1", "no worker knows its type", 0)
 
@@ -156,37 +154,35 @@ def test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_bac
 
 
 def test_what_has_a_class_that_nobody_has_is_quarantined_with_its_answer_and_comes_back(folder: Folder) -> None:
-    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 1}\n")
-    (folder.path / "steps.py").write_text(STEPS)
+    folder.write("reefknot.yaml", CONFIG + "router: {patience_seconds: 1}\n")
+    folder.write("steps.py", STEPS)
     line = {"assignment_id": "i-1", "request_id": "r", "job": {"type": "invoice.render"}, "resource_class": "tpu"}
-    (folder.path / "tpu.jsonl").write_text(json.dumps(line) + "\n")
+    folder.write_lines("tpu.jsonl", line)
     process = folder.start("up", "--module", "steps")
     waited = folder("submit", "tpu.jsonl", "--wait", "--json")
     (result,) = waited.json["results"]
     assert (waited.code, result["status"], result["error_code"]) == (1, "error", "RESOURCE_UNAVAILABLE")
     assert "then: reefknot quarantine requeue i-1" in result["error_message"]
-    process.send_signal(signal.SIGTERM)
-    assert "1 quarantined" in folder.ends(process)[1]
+    assert "1 quarantined" in folder.stop(process)[1]
     assert folder.json("quarantine", "show", "i-1")["reason"] == "no worker has its class"
 
     pools = CONFIG.replace(
         "{v2: {enabled: true}}", "{v2: {enabled: true, resource_pools: {tpu: {max_concurrency: 1}}}}"
     )
-    (folder.path / "reefknot.yaml").write_text(pools)
+    folder.write("reefknot.yaml", pools)
     assert folder("quarantine", "requeue", "i-1").code == 0
     up_until_succeeded(folder, "i-1")
 
 
 def test_what_was_queued_behind_a_slot_outlives_a_restart_without_the_module(folder: Folder) -> None:
     """A worker of the same name finds its old queue, and cannot run what is in it."""
-    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 2}\n")
+    folder.write("reefknot.yaml", CONFIG + "router: {patience_seconds: 2}\n")
     names = [f"w-{n}" for n in range(6)]
     process = folder.up()
     for name in names:
         folder.wait(name)
     until(lambda: len(folder.begun()) >= 4 and sum(one["pending"] for one in routers(folder)) == 6)
-    process.kill()
-    process.wait()
+    folder.kill(process)
     up(folder, "--for", "6")
     assert {state(folder, name) for name in names} <= {"pending", "running"}
     folder.go()

@@ -6,7 +6,6 @@ Looking never migrates, a backup is the file as it is, and a migration keeps the
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -71,7 +70,7 @@ def copies(folder: Folder) -> list[str]:
 def run_one(folder: Folder, name: str) -> None:
     """Run one job to its end with this version."""
     line = {"assignment_id": name, "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
-    (folder.path / "work.jsonl").write_text(json.dumps(line) + "\n")
+    folder.write_lines("work.jsonl", line)
     done = folder("run", "work.jsonl")
     assert done.code == 0, done.err
 
@@ -92,7 +91,7 @@ def test_a_look_by_a_newer_version_leaves_the_running_system_as_it_is(used: Fold
     code, _, err = newer(used, "job", "cancel", "nothing")
     assert code in (1, 78), err
     used.nap("after", 0)
-    until(lambda: bool(used.json("job", "show", "after")["state"] == "succeeded"))
+    until(lambda: used.state("after") == "succeeded")
     assert system.poll() is None, "the older system goes on"
     assert copies(used) == []
 
@@ -137,7 +136,7 @@ def test_an_upgrade_keeps_the_file_as_it_was_and_a_rollback_is_a_move(used: Fold
     """The old system was killed, so that its last writes are in the log beside the file."""
     system = used.up()
     used.nap("last", 0)
-    until(lambda: bool(used.json("job", "show", "last")["state"] == "succeeded"))
+    until(lambda: used.state("last") == "succeeded")
     assert isinstance(system, WarmCommand)
     os.kill(system.pid, signal.SIGKILL)
     system.wait()
@@ -157,7 +156,7 @@ def test_an_upgrade_keeps_the_file_as_it_was_and_a_rollback_is_a_move(used: Fold
     for name in ("state.db", "state.db-wal", "state.db-shm"):  # the rollback, as the runbook says
         (store.parent / name).unlink(missing_ok=True)
     (store.parent / f"state.db.v{VERSION}.bak").rename(store)
-    assert used.json("job", "show", "last")["state"] == "succeeded", "what was in the log is in the copy"
+    assert used.state("last") == "succeeded", "what was in the log is in the copy"
     assert used("audit", "verify").code == 0
     run_one(used, "again")
 

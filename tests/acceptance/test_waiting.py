@@ -49,8 +49,8 @@ POLICY = (
 
 
 def prepared(folder: Folder) -> None:
-    (folder.path / "reefknot.yaml").write_text(POLICY)
-    (folder.path / "waits.py").write_text(STEPS)
+    folder.write("reefknot.yaml", POLICY)
+    folder.write("waits.py", STEPS)
 
 
 def submit(folder: Folder, kind: str, name: str, *words: str) -> None:
@@ -89,8 +89,7 @@ def test_a_job_says_which_part_of_the_system_it_waits_for(folder: Folder) -> Non
     alone = worker(folder)
     assert waits_for(folder, "first", "no_router") == "no router is running, so no worker is given this job"
     assert "no router is running" in folder("job", "list").out
-    alone.send_signal(signal.SIGTERM)
-    folder.ends(alone)
+    folder.stop(alone)
 
     folder.part("router")
     waits_for(folder, "first", "no_worker")
@@ -98,7 +97,7 @@ def test_a_job_says_which_part_of_the_system_it_waits_for(folder: Folder) -> Non
     until(lambda: "first" in folder.begun())
     submit(folder, "own.unheard", "mistyped")
     line = {"assignment_id": "elsewhere", "job": {"type": "own.hold"}, "resource_class": "tpu"}
-    (folder.path / "tpu.jsonl").write_text(json.dumps(line))
+    folder.write("tpu.jsonl", json.dumps(line))
     assert folder("submit", "tpu.jsonl").code == 0
     assert "knows the type own.unheard" in waits_for(folder, "mistyped", "no_type")
     assert "the class tpu" in waits_for(folder, "elsewhere", "no_class")
