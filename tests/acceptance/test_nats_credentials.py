@@ -82,7 +82,7 @@ def write_credentials(file: Path, issuer: Key) -> str:
 def test_a_file_of_credentials_opens_the_store_and_is_never_shown(person: Person, tmp_path: Path) -> None:
     with signing_server(tmp_path / "server") as (url, ours):
         secret = write_credentials(person.folder / "ours.creds", ours)
-        (person.folder / "reefknot.yaml").write_text(f'engine: "{url}"\nnats: {{credentials: ours.creds}}\n')
+        person.configure(f'engine: "{url}"\nnats: {{credentials: ours.creds}}\n')
         shown = [
             person.done("submit", "--type", "own.hello", "--in", "24h"),
             person.done("doctor"),
@@ -96,7 +96,7 @@ def test_a_file_of_credentials_opens_the_store_and_is_never_shown(person: Person
 def test_a_file_of_somebody_else_is_refused(person: Person, tmp_path: Path) -> None:
     with signing_server(tmp_path / "server") as (url, _):
         write_credentials(person.folder / "theirs.creds", Key(nkeys.PREFIX_BYTE_ACCOUNT))
-        (person.folder / "reefknot.yaml").write_text(f'engine: "{url}"\nnats: {{credentials: theirs.creds}}\n')
+        person.configure(f'engine: "{url}"\nnats: {{credentials: theirs.creds}}\n')
         assert "authorization" in person.refused(FORBIDDEN, "submit", "--type", "own.hello").lower()
 
 
@@ -112,7 +112,7 @@ def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(person: Perso
     ):
         key = next(one.partition(":")[0] for one in section.split(", ") if one.endswith("pipe"))
         text = f'engine: "nats://127.0.0.1:{free_port()}"\nnats: {{{section}}}\n'
-        (person.folder / "reefknot.yaml").write_text(text)
+        person.configure(text)
         ended = person("doctor")
         assert ended.returncode == UNREACHABLE
         assert f"the file of nats.{key} is not a regular file; check nats.{key}" in ended.stdout
