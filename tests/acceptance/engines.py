@@ -49,7 +49,6 @@ _FILE = "it reads, locks or changes the file"
 _SAME = "it does not open the store"
 SQLITE_ONLY = {
     "test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_less_than_a_kilobyte": _FILE,
-    "test_a_run_by_the_baseline_names_the_worker_and_takes_no_more": _FILE,
     "test_an_assignment_that_ends_without_a_result_has_its_end_on_record": _FILE,
     "test_a_name_given_with_as_stands_beside_the_user_the_host_and_the_process": _FILE,
     "test_a_first_try_success_of_every_block_takes_at_most_a_thousand_bytes_with_a_tenant_and_long_ids": _FILE,
@@ -62,7 +61,6 @@ SQLITE_ONLY = {
     "test_what_this_user_may_not_do_is_77": _FILE,
     "test_an_exported_log_that_does_not_exist_is_66": _SAME,
     "test_a_full_disk_is_told": _FILE,
-    "test_a_damaged_store_and_one_of_a_newer_version_are_told_with_the_way_back": _FILE,
     "test_a_store_that_another_process_keeps_locked_is_75": _FILE,
     "test_seconds_that_cannot_be_are_a_usage_error": _SAME,
     "test_for_programs_a_script_is_a_field_and_for_an_unknown_shell_there_is_none": _SAME,
@@ -71,10 +69,8 @@ SQLITE_ONLY = {
     "test_a_mistake_says_what_is_accepted_and_leaves_the_file_alone": _SAME,
     "test_a_source_is_added_and_everything_else_of_the_file_stays_byte_for_byte": _SAME,
     "test_a_check_of_the_configuration_finds_settings_that_a_connector_does_not_accept": _SAME,
-    "test_a_file_that_cannot_be_extended_is_left_alone_with_the_line_to_add": _SAME,
-    "test_a_dry_run_shows_the_lines_and_writes_nothing": _SAME,
-    "test_limits_that_make_no_sense_are_mistakes_with_their_place": _SAME,
-    "test_a_webhook_that_is_no_url_is_a_mistake": _SAME,
+    "test_a_file_that_cannot_be_extended_is_left_alone_as_it_is_by_a_dry_run": _SAME,
+    "test_limits_that_make_no_sense_and_a_webhook_that_is_no_url_are_mistakes_with_their_place": _SAME,
     "test_a_store_that_goes_away_is_told_and_found_again_when_it_is_back": _FILE,
     "test_before_anything_has_run_schedules_are_listed_and_a_list_makes_no_store": _FILE,
     "test_mistakes_in_schedules_and_timetables_are_told_with_their_places": _SAME,

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import apsw
+
+from reefknot.audit.model.chain import Head, link
 from tests.unit.console.cli.running import Commands, Ended
 from tests.warm_commands import WarmCommand
 
@@ -274,6 +277,24 @@ def until(holds: Callable[[], bool]) -> None:
         now = time.monotonic()
         assert now < ends, "it did not come to that"
         time.sleep(max(0.05, 3 * (now - began)))
+
+
+def events_in(path: Path) -> list[dict[str, Any]]:
+    """Every event in the file of a store, as it stands there."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return [json.loads(body) for (body,) in connection.execute("SELECT body FROM audit ORDER BY sequence")]
+    finally:
+        connection.close()
+
+
+def rehash(connection: apsw.Connection) -> None:
+    """Make the chain of a store anew, as somebody who knows how it is made."""
+    head = Head(str(connection.execute("SELECT chain FROM audit_head").get))
+    for sequence, body in connection.execute("SELECT sequence, body FROM audit ORDER BY sequence").fetchall():
+        head, hashed = link(head, str(body).encode())
+        connection.execute("UPDATE audit SET hash = ? WHERE sequence = ?", (hashed, sequence))
+    connection.execute("UPDATE audit_head SET hash = ?", (head.hash,))
 
 
 def throughout(seconds: float, holds: Callable[[], bool]) -> None:

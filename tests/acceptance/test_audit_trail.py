@@ -24,11 +24,10 @@ import pytest
 
 import reefknot as rk
 from reefknot.app.system import running_system
-from reefknot.audit.model.chain import Head, link
 from reefknot.audit.model.event import decode
 from reefknot.audit.port import AuditQuery
 from reefknot.policy.settings import load_settings
-from tests.acceptance.folder import Folder, until
+from tests.acceptance.folder import Folder, events_in, rehash, until
 
 OUTSIDE = Path(__file__).parents[2] / "examples" / "verify_chain.py"
 NUMBER = 20
@@ -48,17 +47,9 @@ asyncio.run(main())
 """
 
 
-def events_in(path: Path) -> list[dict[str, Any]]:
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    try:
-        return [json.loads(body) for (body,) in connection.execute("SELECT body FROM audit ORDER BY sequence")]
-    finally:
-        connection.close()
-
-
-def by_work(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def by_work(folder: Folder) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for event in events:
+    for event in events_in(folder.store):
         if event.get("work_id"):
             found[event["work_id"]].append(event)
     return found
@@ -76,23 +67,17 @@ def long_names(usual: int = 12) -> int:
     return max(0, len(getpass.getuser()) + len(socket.gethostname()) - usual)
 
 
-def store_of(folder: Folder) -> Path:
-    (found,) = (folder.path / ".reefknot").glob("*.db")
-    return found
-
-
 def test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_less_than_a_kilobyte(
     folder: Folder,
 ) -> None:
     folder.up()
-    path = store_of(folder)
-    caller = subprocess.Popen([sys.executable, "-c", CALLER, str(path), str(NUMBER)], cwd=folder.path)
+    caller = subprocess.Popen([sys.executable, "-c", CALLER, str(folder.store), str(NUMBER)], cwd=folder.path)
     assert caller.wait(60) == 0
     trails: dict[str, list[dict[str, Any]]] = {}
 
     def complete() -> bool:
         trails.clear()
-        trails.update(by_work(events_in(path)))
+        trails.update(by_work(folder))
         return sum(len(events) for events in trails.values()) == 4 * NUMBER  # a routing is written a moment later
 
     until(complete)
@@ -107,7 +92,7 @@ def test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_le
         assert completed["duration_ms"] >= 0
     sizes = [size(events) for events in trails.values()]
     assert max(sizes) <= LARGEST + long_names(), sizes
-    rules = [event for event in events_in(path) if event["event_type"] == "rules_stored"]
+    rules = [event for event in events_in(folder.store) if event["event_type"] == "rules_stored"]
     assert len(rules) == 1
     admissions = [event for events in trails.values() for event in events if event["event_type"] == "admission"]
     assert {event["inputs"]["rules_hash"] for event in admissions} == {rules[0]["rules_hash"]}
@@ -161,7 +146,7 @@ def test_a_first_try_success_of_every_block_takes_at_most_a_thousand_bytes_with_
     folder.write_lines("work.jsonl", *work)
     code, out, err = folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))
     assert code == 0, out + err
-    events = by_work(events_in(store_of(folder)))
+    events = by_work(folder)
     sizes = {name: size(events[f"order-{name}-".ljust(LONGEST_ID, "7")]) for name in steps}
     assert {len(trail) for trail in events.values()} == {4}
     assert max(sizes.values()) <= LARGEST + long_names(), sizes
@@ -200,10 +185,12 @@ def test_with_uuids_for_all_ids_and_the_tenant_the_record_of_a_success_is_small_
     if is_baseline:
         (folder.path / "reefknot.yaml").unlink()
     run_one_by_one(folder, uuids(10, str(uuid4())))
-    trails = by_work(events_in(store_of(folder)))
+    trails = by_work(folder)
     sizes = [size(events) for events in trails.values()]
     assert (len(sizes), {len(events) for events in trails.values()}) == (10, {4})
     assert max(sizes) <= LARGEST + long_names(), sizes
+    ends = [event for events in trails.values() for event in events if event["event_type"] == "completed"]
+    assert [one["worker_id"] for one in ends] == ["worker-1"] * 10
 
     assert folder("audit", "export", "log.jsonl").code == 0
     lines: Counter[str] = Counter()
@@ -255,18 +242,6 @@ def test_every_event_of_an_assignment_is_found_by_its_tenant_its_correlation_and
         assert routed["worker_id"] == "worker-1"
 
 
-def test_a_run_by_the_baseline_names_the_worker_and_takes_no_more(folder: Folder) -> None:
-    (folder.path / "reefknot.yaml").unlink(missing_ok=True)
-    folder.write("work.jsonl", '{"job": {"type": "own.nap", "payload": {"seconds": 0}}}\n' * 3)
-    assert folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))[0] == 0
-    trails = by_work(events_in(store_of(folder)))
-    assert len(trails) == 3
-    for events in trails.values():
-        (completed,) = (event for event in events if event["event_type"] == "completed")
-        assert completed["worker_id"] == "worker-1"
-        assert size(events) <= LARGEST + long_names()
-
-
 def test_the_events_go_in_the_four_write_transactions_that_there_are_anyway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +281,7 @@ def test_an_assignment_that_ends_without_a_result_has_its_end_on_record(folder: 
     ends: dict[str, dict[str, Any]] = {}
 
     def complete() -> bool:
-        trails = by_work(events_in(store_of(folder)))
+        trails = by_work(folder)
         ends.update((name, one) for name in trails for one in trails[name] if one["event_type"] == "completed")
         return len(ends) == 2
 
@@ -321,7 +296,7 @@ def test_a_name_given_with_as_stands_beside_the_user_the_host_and_the_process(fo
     process = folder.start("job", "cancel", "a", "--as", "auditor")
     code, _, err = folder.ends(process)
     assert code == 0, err
-    (action,) = [one for one in events_in(store_of(folder)) if one["event_type"] == "operator_action"]
+    (action,) = [one for one in events_in(folder.store) if one["event_type"] == "operator_action"]
     claimed = (action["actor"], action["os_user"], action["host"], action["process"])
     assert claimed == ("auditor", getpass.getuser(), socket.gethostname(), process.pid)
 
@@ -409,15 +384,10 @@ def test_a_running_system_keeps_heads_elsewhere_and_a_log_that_was_hashed_anew_d
     code, out = piped(folder, "audit", "verify", "--json")
     said = json.loads(out)
     assert (code, said["compared_with"], said["proven_up_to"]) == (0, str(heads), said["sequence"])
-    connection = apsw.Connection(str(store_of(folder)))
-    forged = "UPDATE audit SET body = replace(body, 'actor', 'actress') WHERE event_type = 'submitted'"
-    connection.execute(forged)
+    connection = apsw.Connection(str(folder.store))
+    connection.execute("UPDATE audit SET body = replace(body, 'actor', 'actress') WHERE event_type = 'submitted'")
     assert connection.changes() == 1
-    head = Head(str(connection.execute("SELECT chain FROM audit_head").get))
-    for sequence, body in connection.execute("SELECT sequence, body FROM audit ORDER BY sequence").fetchall():
-        head, hashed = link(head, str(body).encode())
-        connection.execute("UPDATE audit SET hash = ? WHERE sequence = ?", (hashed, sequence))
-    connection.execute("UPDATE audit_head SET hash = ?", (head.hash,))
+    rehash(connection)
     connection.close()
     assert piped(folder, "audit", "verify")[0] == 65
     heads.unlink()

@@ -7,7 +7,6 @@ start it again: it is never half dead. Its neighbours end, whatever the step can
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Callable
@@ -55,20 +54,6 @@ def scene(folder: Folder) -> Folder:
     return folder
 
 
-def submit(folder: Folder, kind: str, name: str, **inputs: object) -> None:
-    done = folder("submit", "--type", kind, "--id", name, "--inputs", json.dumps(inputs))
-    assert done.code == 0, done.err
-
-
-def states(folder: Folder) -> dict[str, str]:
-    return {one["id"]: one["state"] for one in folder.json("job", "list", "--limit", "1000")["jobs"]}
-
-
-def have_succeeded(folder: Folder, *names: str) -> bool:
-    found = states(folder)
-    return all(found[name] == "succeeded" for name in names)
-
-
 class Supervisor:
     """Starts a process, and again whenever it ends."""
 
@@ -97,7 +82,7 @@ class Supervisor:
 def neighbours(folder: Folder) -> None:
     """Start three steps that run beside what comes."""
     for name in NEIGHBOURS:
-        submit(folder, "own.hold", name)
+        folder.submit("own.hold", name)
     until(lambda: set(NEIGHBOURS) <= set(folder.begun()))
 
 
@@ -120,12 +105,12 @@ def test_a_step_that_cancels_every_task_ends_the_process_and_all_work_is_done(
         scene.part("router")
     system = Supervisor(lambda: start(scene), scene)
     neighbours(scene)
-    submit(scene, "own.vandal", "bad", everything=True, spares_itself=spares_itself)
+    scene.submit("own.vandal", "bad", everything=True, spares_itself=spares_itself)
     system.until(lambda: bool(system.messages))
     scene.go()
-    submit(scene, "own.hold", "later")
+    scene.submit("own.hold", "later")
     ends = [*NEIGHBOURS, "later", *(["bad"] if spares_itself else [])]  # else it is given up, after many starts
-    system.until(lambda: have_succeeded(scene, *ends))
+    system.until(lambda: scene.have_succeeded(*ends))
     assert all("was cancelled by a step" in one for one in system.messages)
 
 
@@ -136,7 +121,7 @@ def cancelled_services(folder: Folder, start: Callable[[Folder], subprocess.Pope
     """A process whose services a step has cancelled, all at once, with nats-py's own."""
     process = start(folder)
     neighbours(folder)
-    submit(folder, "own.vandal", "bad", everything=False, spares_itself=True)
+    folder.submit("own.vandal", "bad", everything=False, spares_itself=True)
     return process
 
 
@@ -151,13 +136,13 @@ def test_services_begin_again_and_the_process_goes_on(
     if start is worker:
         scene.part("router")
     process = cancelled_services(scene, start)
-    until(lambda: have_succeeded(scene, "bad"))
-    before = len(states(scene))
+    until(lambda: scene.have_succeeded("bad"))
+    before = len(scene.states())
     (scene.path / "notes" / "second.md").write_text("second")
     scene.go()
-    submit(scene, "own.hold", "later")
-    until(lambda: have_succeeded(scene, *NEIGHBOURS, "later"))
-    until(lambda: len(states(scene)) >= before + 3)
+    scene.submit("own.hold", "later")
+    until(lambda: scene.have_succeeded(*NEIGHBOURS, "later"))
+    until(lambda: len(scene.states()) >= before + 3)
     if start is up:
         until(lambda: "second" in scene("source", "search", "second").out)
     code, _, err = scene.stop(process)
@@ -169,5 +154,5 @@ def test_services_that_stay_cancelled_would_be_noticed(scene: Folder) -> None:
     scene.write("calls.py", STEPS + BROKEN)
     cancelled_services(scene, up)
     scene.go()
-    submit(scene, "own.hold", "later")
-    throughout(3.0, lambda: not have_succeeded(scene, "later"))
+    scene.submit("own.hold", "later")
+    throughout(3.0, lambda: not scene.have_succeeded("later"))

@@ -170,8 +170,3 @@ def test_a_source_that_cannot_be_watched_is_refused_on_change(folder: Folder) ->
     configure(folder, code="{connector: github_repository, repository: a/b, on_change: true}")
     done = folder("config", "check")
     assert (done.code, "reefknot.yaml:3:" in done.err) == (78, True), done.err
-
-
-def test_a_store_that_is_named_and_not_there_is_an_error(folder: Folder) -> None:
-    assert folder("source", "list").code == 0
-    assert folder("source", "list", "--engine", f"sqlite:{folder.path / 'typo.db'}").code == 69

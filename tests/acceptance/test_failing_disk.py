@@ -75,11 +75,7 @@ def test_nothing_accepted_is_lost_when_the_disk_fails_under_a_running_system(fol
     assert (code, took < ENDS_WITHIN_S) == (UNREACHABLE, True), err
 
     folder.up()
-    until(
-        lambda: (
-            folder.json("job", "list", "--state", "succeeded", "--limit", "100")["states"]["succeeded"] >= len(names)
-        )
-    )
+    until(lambda: folder.have_succeeded(*names))
     assert set(folder.begun()) == set(names)
     assert folder("store", "check").code == 0
     assert folder("audit", "verify").code == 0

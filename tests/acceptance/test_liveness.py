@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 import time
@@ -63,8 +62,7 @@ def up(folder: Folder, *words: str) -> subprocess.Popen[str]:
 
 
 def submit(folder: Folder, kind: str, name: str, *words: str, **inputs: object) -> None:
-    given = json.dumps({"name": name, **inputs})
-    assert folder("submit", "--type", kind, "--inputs", given, "--id", name, *words).code == 0
+    folder.submit(kind, name, *words, name=name, **inputs)
     until(lambda: name in folder.begun())
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from pydantic import ValidationError
@@ -23,6 +25,7 @@ from reefknot.errors import ConfigurationError
 from reefknot.policy.model.defaults import JobType
 from tests.pace import slowness
 
+T = TypeVar("T")
 DOCUMENT = Path(__file__).parent / "samples" / "spec3-connectors.yaml"
 
 
@@ -39,26 +42,20 @@ def policy(**fields: Any) -> rk.ConnectorPolicy:
 # ---- test_policy_registry_defaults -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("job_type", "expected"),
-    [
-        (JobType.LOCAL_FILES, (3, 30, 300, 0.2, None, None)),
-        (JobType.OBSIDIAN_VAULT, (3, 30, 300, 0.2, None, None)),
-        (JobType.IMAP_MAILBOX, (5, 120, 1800, 0.3, 7, 600)),
-        (JobType.GITHUB_REPOSITORY, (5, 300, 3600, 0.25, None, 900)),
-    ],
-)
-def test_policy_registry_defaults(job_type: JobType, expected: tuple[object, ...]) -> None:
+def test_policy_registry_defaults() -> None:
     """Numbers as written: retries and seconds. Where code and YAML of the document differ, the YAML holds (C7)."""
-    found = rk.RetryPolicyRegistry().get_policy(job_type)
-
-    assert found.connector_type is job_type
-    assert (found.strategy, found.backoff_multiplier) == (RetryStrategy.EXPONENTIAL_BACKOFF, 2.0)
-    assert found.permanent_failures_no_retry is True
-    assert (
-        *(found.max_attempts, found.base_delay_seconds, found.max_delay_seconds, found.jitter_factor),
-        *(found.transient_max_attempts, found.rate_limit_delay_seconds),
-    ) == expected
+    for job_type, expected in {
+        JobType.LOCAL_FILES: (3, 30, 300, 0.2, None, None),
+        JobType.OBSIDIAN_VAULT: (3, 30, 300, 0.2, None, None),
+        JobType.IMAP_MAILBOX: (5, 120, 1800, 0.3, 7, 600),
+        JobType.GITHUB_REPOSITORY: (5, 300, 3600, 0.25, None, 900),
+    }.items():
+        found = rk.RetryPolicyRegistry().get_policy(job_type)
+        assert found.connector_type is job_type
+        assert (found.strategy, found.backoff_multiplier) == (RetryStrategy.EXPONENTIAL_BACKOFF, 2.0)
+        assert found.permanent_failures_no_retry is True
+        waits = (found.base_delay_seconds, found.max_delay_seconds, found.jitter_factor)
+        assert (found.max_attempts, *waits, found.transient_max_attempts, found.rate_limit_delay_seconds) == expected
 
 
 # ---- test_policy_configuration_loading -------------------------------------------------------------------------------
@@ -67,37 +64,29 @@ def test_policy_registry_defaults(job_type: JobType, expected: tuple[object, ...
 def test_policy_configuration_loading() -> None:
     """The document's own file says what is built in, so that every connector comes out the same."""
     assert rk.RetryPolicyRegistry(DOCUMENT).list_policies() == rk.RetryPolicyRegistry().list_policies()
-    book = rk.PolicyBook.load(DOCUMENT, environ={})
-    for job_type in JobType:
-        target = f"connector:{job_type.value}"
-        for failure_type in FailureType:
-            assert book.resolve(target, failure_type=failure_type) == rk.PolicyBook().resolve(
-                target, failure_type=failure_type
-            )
+    written, built_in = rk.PolicyBook.load(DOCUMENT, environ={}), rk.PolicyBook()
+    for target, kind in product([f"connector:{one.value}" for one in JobType], FailureType):
+        assert written.resolve(target, failure_type=kind) == built_in.resolve(target, failure_type=kind)
 
 
 # ---- test_invalid_retry_policy_rejection -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("strategy: exponential", "'exponential' is not accepted; accepted: 'exponential_backoff'"),
-        ("max_attempts: three", "'three' is not accepted; accepted: a whole number"),
-        ("base_delay_seconds: 1.5", "1.5 is not accepted; accepted: a whole number"),
-        ("permanent_failures_no_retry: maybe", "'maybe' is not accepted; accepted: true or false"),
-        ("max_atempts: 3", "unknown key; accepted: backoff_multiplier"),
-        ("base_delay_seconds: 301", "the base delay of 301 s is above the cap of 300 s"),
-        ("max_attempts: null", "null is not a value here"),
-    ],
-)
-def test_invalid_retry_policy_rejection(tmp_path: Path, line: str, message: str) -> None:
-    path = written(tmp_path, f"retry_policies:\n  local_files:\n    {line}\n")
-
-    with pytest.raises(ConfigurationError) as caught:
-        rk.RetryPolicyRegistry(path)
-    assert f"{path}:3:5: retry_policies.local_files." in str(caught.value)
-    assert message in str(caught.value)
+def test_invalid_retry_policy_rejection(tmp_path: Path) -> None:
+    for line, message in {
+        "strategy: exponential": "'exponential' is not accepted; accepted: 'exponential_backoff'",
+        "max_attempts: three": "'three' is not accepted; accepted: a whole number",
+        "base_delay_seconds: 1.5": "1.5 is not accepted; accepted: a whole number",
+        "permanent_failures_no_retry: maybe": "'maybe' is not accepted; accepted: true or false",
+        "max_atempts: 3": "unknown key; accepted: backoff_multiplier",
+        "base_delay_seconds: 301": "the base delay of 301 s is above the cap of 300 s",
+        "max_attempts: null": "null is not a value here",
+    }.items():
+        path = written(tmp_path, f"retry_policies:\n  local_files:\n    {line}\n")
+        with pytest.raises(ConfigurationError) as caught:
+            rk.RetryPolicyRegistry(path)
+        assert f"{path}:3:5: retry_policies.local_files." in str(caught.value)
+        assert message in str(caught.value)
 
 
 # ---- test_retry_policy_bounds_checking -------------------------------------------------------------------------------
@@ -138,20 +127,16 @@ def test_retry_policy_bounds_checking(tmp_path: Path, field: str, least: float, 
 # ---- test_retry_policy_calculation -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("strategy", "delays"),
-    [
-        (RetryStrategy.EXPONENTIAL_BACKOFF, [60, 120, 240, 480]),
-        (RetryStrategy.LINEAR_BACKOFF, [60, 120, 180, 240]),
-        (RetryStrategy.FIXED_DELAY, [60, 60, 60, 60]),
-        (RetryStrategy.IMMEDIATE, [0, 0, 0, 0]),
-        (RetryStrategy.NO_RETRY, [0, 0, 0, 0]),
-    ],
-)
-def test_retry_policy_calculation(strategy: RetryStrategy, delays: list[int]) -> None:
-    found = policy(strategy=strategy, jitter_factor=0.0)
-
-    assert [found.calculate_delay(attempt) for attempt in range(4)] == delays
+def test_retry_policy_calculation() -> None:
+    for strategy, delays in {
+        RetryStrategy.EXPONENTIAL_BACKOFF: [60, 120, 240, 480],
+        RetryStrategy.LINEAR_BACKOFF: [60, 120, 180, 240],
+        RetryStrategy.FIXED_DELAY: [60, 60, 60, 60],
+        RetryStrategy.IMMEDIATE: [0, 0, 0, 0],
+        RetryStrategy.NO_RETRY: [0, 0, 0, 0],
+    }.items():
+        found = policy(strategy=strategy, jitter_factor=0.0)
+        assert [found.calculate_delay(attempt) for attempt in range(4)] == delays, strategy
 
 
 # ---- test_jitter_distribution ----------------------------------------------------------------------------------------
@@ -180,44 +165,34 @@ def test_without_the_connectors_rule_a_wait_keeps_its_fractions() -> None:
 # ---- test_concurrent_retry_scheduling --------------------------------------------------------------------------------
 
 
-def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Run it in so many threads at once; an error in any of them is raised here."""
-    errors: list[BaseException] = []
+def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
+    """Run it in so many threads that begin together; the results, by number. An error in any of them is raised here."""
     gate = threading.Barrier(count)
 
-    def body(number: int) -> None:
-        try:
-            gate.wait(10)
-            work(number)
-        except BaseException as error:
-            errors.append(error)
+    def body(number: int) -> T:
+        gate.wait(10)
+        return work(number)
 
-    threads = [threading.Thread(target=body, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert errors == []
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(body, range(count), timeout=20))
 
 
 def test_concurrent_retry_scheduling() -> None:
     """Eight threads spend the budgets of their own jobs from one registry: each job gets exactly its retries."""
     registry = rk.RetryPolicyRegistry()
-    spent: dict[str, int] = {}
+    types = list(JobType)
 
-    def schedule(number: int) -> None:
-        for job in range(50):
-            job_type = list(JobType)[job % 4]
-            found = registry.get_policy(job_type)
-            budget = rk.RetryBudget(f"{number}/{job}", job_type)
+    def schedule(number: int) -> list[int]:
+        spent = []
+        for job in range(48):
+            found = registry.get_policy(types[job % 4])
+            budget = rk.RetryBudget(f"{number}/{job}", types[job % 4])
             while budget.can_retry(found):
                 budget.spend(budget.next_delay(found))
-            spent[budget.job_id] = budget.attempts
+            spent.append(budget.attempts)
+        return spent
 
-    in_threads(8, schedule)
-
-    assert len(spent) == 400
-    assert all(attempts == [3, 3, 5, 5][int(job.partition("/")[2]) % 4] for job, attempts in spent.items())
+    assert in_threads(8, schedule) == [[3, 3, 5, 5] * 12] * 8
 
 
 def test_concurrent_retry_scheduling_while_policies_are_set() -> None:
@@ -225,9 +200,9 @@ def test_concurrent_retry_scheduling_while_policies_are_set() -> None:
     registry = rk.RetryPolicyRegistry()
     few, many = policy(max_attempts=1, base_delay_seconds=1), policy(max_attempts=9, base_delay_seconds=9)
     registry.set_policy(few)
-    seen: set[tuple[int, int]] = set()
 
-    def read_or_write(number: int) -> None:
+    def read_or_write(number: int) -> set[tuple[int, int]]:
+        seen = set()
         for step in range(300):
             if number % 2:
                 registry.set_policy(many if step % 2 else few)
@@ -236,10 +211,9 @@ def test_concurrent_retry_scheduling_while_policies_are_set() -> None:
                 found = registry.get_policy(JobType.LOCAL_FILES)
                 seen.add((found.max_attempts, found.base_delay_seconds))
                 registry.list_policies()
+        return seen
 
-    in_threads(4, read_or_write)
-
-    assert seen <= {(1, 1), (9, 9)}
+    assert set().union(*in_threads(4, read_or_write)) <= {(1, 1), (9, 9)}
     assert len(registry.list_policies()) == 4 + 2 * 7
 
 

@@ -80,41 +80,32 @@ def failing(times: int = 99) -> Operation:
     return Operation(*(TimeoutError("Connection timeout") for _ in range(times)))
 
 
-async def test_an_operation_of_an_unknown_category_runs_under_the_fallback(given: Given) -> None:
-    work = failing()
-    with pytest.raises(rk.RetryError):
-        await given.execute("RETRY_MOON_LANDING", "land", work)
-    assert work.calls == 3
-    assert {event["retry_category"] for event in await given.on_record()} == {"RETRY_MOON_LANDING"}
-
-
-@pytest.mark.parametrize("category", list(Category))
-async def test_every_category_gives_up_after_its_attempts_with_waits_in_its_range(
-    given: Given, category: rk.RetryCategory
+@pytest.mark.parametrize("category", [*ROWS, "RETRY_MOON_LANDING"])
+async def test_every_category_gives_up_after_its_attempts_with_waits_in_its_range_and_its_timeout(
+    given: Given, category: str
 ) -> None:
-    attempts, base, cap, _ = ROWS[category.name]
+    """One that is unknown runs under the fallback."""
+    attempts, base, cap, limit = ROWS.get(category, (3, 1.0, 30.0, None))
     work = failing()
     with pytest.raises(rk.RetryError) as given_up:
         await given.execute(category, "x", work)
-    assert work.calls == attempts
-    assert len(given_up.value.attempts) == attempts
+    assert work.calls == len(given_up.value.attempts) == attempts
     waits = [one.delay for one in given_up.value.attempts]
     assert waits[-1] is None
     for retry, wait in enumerate(waits[:-1]):
-        assert wait is not None
         middle = min(cap, base * 2**retry)
+        assert wait is not None
         assert 0.9 * middle <= wait <= min(cap, 1.1 * middle)
+    if limit is None:
+        assert {event["retry_category"] for event in await given.on_record()} == {category}
+        return
 
-
-@pytest.mark.parametrize("category", list(Category))
-async def test_every_attempt_has_the_timeout_of_its_category(given: Given, category: rk.RetryCategory) -> None:
+    began = asyncio.get_running_loop().time()
     with pytest.raises(rk.RetryError) as given_up:
         await given.execute(category, "x", asyncio.Event().wait)
     assert isinstance(given_up.value.__cause__, rk.AttemptTimeoutError)
-    attempts, _, _, limit = ROWS[category.name]
-    spent = asyncio.get_running_loop().time()
     waited = sum(one.delay or 0.0 for one in given_up.value.attempts)
-    assert spent == pytest.approx(limit * attempts + waited)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(limit * attempts + waited)
     timeouts = await given.on_record("timeout_occurred")
     assert [event["timeout_seconds"] for event in timeouts] == [limit] * attempts
 
@@ -135,61 +126,38 @@ async def test_kv_operations_are_gets_unless_said_otherwise(given: Given) -> Non
     assert await given.manager.execute_with_kv_retry("Get kill switch status", failing(1), **WHO) == "done"
     work = Operation(value={"revision": 1})
     for _ in range(2):
-        answer = await given.manager.execute_with_kv_retry(
-            "Store kill switch state", work, category=Category.KV_PUT, idempotency_key="k"
-        )
-        assert answer == {"revision": 1}
+        put = {"category": Category.KV_PUT, "idempotency_key": "k"}
+        assert await given.manager.execute_with_kv_retry("Store state", work, **put) == {"revision": 1}
     assert work.calls == 1
-    assert [event["retry_category"] for event in await given.on_record()] == [
-        "RETRY_KV_GET",
-        "RETRY_KV_GET",
-        "RETRY_KV_PUT",
-        "RETRY_KV_PUT",
-    ]
+    seen = [event["retry_category"] for event in await given.on_record()]
+    assert seen == ["RETRY_KV_GET"] * 2 + ["RETRY_KV_PUT"] * 2
 
 
-async def test_a_retry_attempt_event_has_the_documented_keys(given: Given) -> None:
+async def test_every_event_has_the_documented_keys(given: Given) -> None:
     operation = "Publish to exoarmur.audit.append.v1"
-    await given.execute(Category.NATS_PUBLISH, operation, failing(2), **WHO, additional_context={"subject": "audit"})
-    event = (await given.on_record("retry_attempt"))[1]
-    assert 0.9 <= event["delay_seconds"] <= 1.1
-    assert event["timestamp"].endswith("Z")
-    expected = {
-        "retry_category": "RETRY_NATS_PUBLISH",
-        "operation": operation,
-        "attempt_number": 2,
-        "max_attempts": 3,
-        "exception_type": "TimeoutError",
-        "exception_message": "Connection timeout",
-        "additional_context": {"subject": "audit"},
-    }
-    assert event.items() >= (expected | WHO).items()
-
-
-async def test_a_retry_exhausted_event_has_the_documented_keys(given: Given) -> None:
+    subject = {"subject": "audit"}
     with pytest.raises(rk.RetryError):
-        await given.execute(Category.KV_GET, "Get kill switch status", failing(), **WHO)
-    (event,) = await given.on_record("retry_exhausted")
-    expected = {
-        "retry_category": "RETRY_KV_GET",
-        "operation": "Get kill switch status",
-        "total_attempts": 3,
-        "final_exception_type": "TimeoutError",
-        "final_exception_message": "Connection timeout",
-    }
-    assert event.items() >= (expected | WHO).items()
-    assert len(await given.on_record("retry_attempt")) == 2, "the last failure is only exhausted"
-
-
-async def test_idempotency_events_have_the_documented_keys(given: Given) -> None:
+        await given.execute(Category.NATS_PUBLISH, operation, failing(), **WHO, additional_context=subject)
     for _ in range(2):
         await given.execute(Category.KV_PUT, "Store state", Operation(), idempotency_key="abc123def456", **WHO)
-    events = await given.on_record("idempotency")
-    assert [event["action"] for event in events] == ["record", "hit"]
-    expected = {"retry_category": "RETRY_KV_PUT", "operation": "Store state", "idempotency_key": "abc123def456"}
-    for event in events:
-        assert event.items() >= (expected | WHO).items()
-        assert "timestamp" in event
+    publish = WHO | {"retry_category": "RETRY_NATS_PUBLISH", "operation": operation}
+    put = WHO | {"retry_category": "RETRY_KV_PUT", "operation": "Store state", "idempotency_key": "abc123def456"}
+    _, second = await given.on_record("retry_attempt")  # the last failure is only exhausted
+    (exhausted,) = await given.on_record("retry_exhausted")
+    recorded, hit = await given.on_record("idempotency")
+    failure = ("TimeoutError", "Connection timeout")
+    last = dict(zip(("final_exception_type", "final_exception_message"), failure, strict=True))
+    retried = dict(zip(("exception_type", "exception_message"), failure, strict=True))
+    expected = [
+        (second, publish | retried | {"attempt_number": 2, "max_attempts": 3, "additional_context": subject}),
+        (exhausted, publish | last | {"total_attempts": 3}),
+        (recorded, put | {"action": "record"}),
+        (hit, put | {"action": "hit"}),
+    ]
+    for event, fields in expected:
+        assert event.items() >= fields.items()
+        assert event["timestamp"].endswith("Z")
+    assert 0.9 <= second["delay_seconds"] <= 1.1
 
 
 # ---- the key ---------------------------------------------------------------------------------------------------------
@@ -210,20 +178,19 @@ def test_a_key_is_a_hash_of_the_four_names_and_nothing_else() -> None:
     assert key == hashlib.sha256(canonical.encode()).hexdigest()
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        ("kill_switch_updat", *KEY[1:]),
-        (KEY[0], None, *KEY[2:]),
-        (KEY[0], "", *KEY[2:]),
-        (*KEY[:3], None),
-        (*KEY[:3], {"switch_name": None}),
-    ],
-)
-def test_another_value_anywhere_is_another_key(other: tuple[Any, ...]) -> None:
+def test_another_value_anywhere_is_another_key_and_what_is_not_json_is_refused() -> None:
     compute = rk.IdempotencyManager.compute_idempotency_key
-    assert compute(*other) != compute(*KEY)
-    assert compute("x", None) != compute("x", "")
+    others: list[tuple[Any, ...]] = [
+        ("kill_switch_updat", *KEY[1:]),
+        *((KEY[0], tenant, *KEY[2:]) for tenant in (None, "")),
+        *((*KEY[:3], params) for params in (None, {"switch_name": None})),
+        *(("x", None), ("x", "")),
+    ]
+    keys = {compute(*one) for one in [KEY, *others]}
+    assert len(keys) == len(others) + 1
+    for params in ({"a": object()}, {"a": float("nan")}, {1: "a"}):
+        with pytest.raises(rk.NotJsonError):
+            compute("x", additional_params=params)  # type: ignore[arg-type]
 
 
 def test_control_the_documents_own_key_depends_on_the_order() -> None:
@@ -231,12 +198,6 @@ def test_control_the_documents_own_key_depends_on_the_order() -> None:
         return hashlib.sha256(str(sorted({"additional_params": params}.items())).encode()).hexdigest()
 
     assert documents({"a": 1, "b": 2}) != documents({"b": 2, "a": 1})
-
-
-@pytest.mark.parametrize("params", [{"a": object()}, {"a": float("nan")}, {1: "a"}])
-def test_parameters_that_are_not_json_are_refused(params: dict[Any, Any]) -> None:
-    with pytest.raises(rk.NotJsonError):
-        rk.IdempotencyManager.compute_idempotency_key("x", additional_params=params)
 
 
 # ---- the document's mistakes -----------------------------------------------------------------------------------------

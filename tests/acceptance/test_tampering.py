@@ -24,6 +24,7 @@ from reefknot.audit.port import AuditEntry
 from reefknot.audit.verification import StoreSource
 from reefknot.console.cli.audit_files import exported
 from reefknot.stores.opening import open_store
+from tests.acceptance.folder import rehash
 
 EVENTS = 60
 EACH = 500
@@ -287,12 +288,7 @@ def cut_off_rows(execute: Execute, dice: random.Random) -> None:
 
 def chain_rows_anew(execute: Execute, dice: random.Random) -> None:
     edit_a_body(execute, dice)
-    ((chain,),) = execute("SELECT chain FROM audit_head").fetchall()
-    head = Head(chain)
-    for sequence, body in execute("SELECT sequence, body FROM audit ORDER BY sequence").fetchall():
-        head, hashed = link(head, body.encode())
-        execute("UPDATE audit SET hash = ? WHERE sequence = ?", (hashed, sequence))
-    execute("UPDATE audit_head SET hash = ?", (head.hash,))
+    rehash(execute.__self__)  # type: ignore[attr-defined] # a method of the connection
 
 
 def name_another_chain(execute: Execute, dice: random.Random) -> None:

@@ -54,8 +54,7 @@ def prepared(folder: Folder) -> None:
 
 
 def submit(folder: Folder, kind: str, name: str, *words: str) -> None:
-    done = folder("submit", "--type", kind, "--id", name, "--timeout-ms", "600000", *words)
-    assert done.code == 0, done.err
+    folder.submit(kind, name, "--timeout-ms", "600000", *words)
 
 
 def waits(folder: Folder, name: str, *words: str) -> str:
