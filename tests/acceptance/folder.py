@@ -16,7 +16,7 @@ import apsw
 
 from reefknot.audit.model.chain import Head, link
 from tests.unit.console.cli.running import Commands, Ended
-from tests.warm_commands import WarmCommand
+from tests.warm_commands import WarmCommand, run_cold
 
 CONFIG = """\
 worker:
@@ -235,10 +235,8 @@ class Folder:
         Root may write everything, and gives its privileges away. `by="newer"` runs them as a made-up newer version.
         """
         plain = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
-        streams: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 4 * PATIENCE_S}
         words = [*plain, sys.executable, "-c", MANY, json.dumps(commands), by]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(words, cwd=self.path, env=environment, check=False, **streams)
+        done = run_cold(*words, cwd=self.path, env=os.environ | {"PYTHONPATH": str(ROOT)})
         assert done.returncode == 0, done.stderr
         ended: list[tuple[int, str, str]] = json.loads(done.stdout)
         return ended

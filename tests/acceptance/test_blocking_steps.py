@@ -29,10 +29,6 @@ def effects(folder: Folder) -> list[str]:
     return file.read_text().split() if file.exists() else []
 
 
-def state(folder: Folder) -> str:
-    return str(folder.state("slow"))
-
-
 def started(folder: Folder, protection: str) -> list[subprocess.Popen[str]]:
     """A router and two workers with leases of three seconds, and a step that blocks one of them for eleven."""
     folder.write("blocks.py", STEPS)
@@ -57,7 +53,7 @@ def logged(workers: list[subprocess.Popen[str]]) -> str:
 
 def test_a_step_that_blocks_its_loop_past_the_lease_runs_once_and_is_named(folder: Folder) -> None:
     workers = started(folder, "long-leases")
-    until(lambda: state(folder) == "succeeded")
+    until(lambda: folder.state("slow") == "succeeded")
     assert len(effects(folder)) == 1
     assert folder.job("slow")["crashes"] == 0
     lines = [line for line in logged(workers).splitlines() if "the event loop is blocked" in line]
@@ -131,17 +127,15 @@ def started_by(folder: Folder, kind: str, *words: str) -> None:
     until(lambda: kind in folder.begun())
 
 
-@pytest.mark.parametrize(("protection", "state"), [("", "succeeded"), ("return-times", "quarantined")])
-def test_a_neighbour_that_returned_in_time_is_answered_by_its_result(
-    folder: Folder, protection: str, state: str
-) -> None:
+@pytest.mark.parametrize(("protection", "end"), [("", "succeeded"), ("return-times", "quarantined")])
+def test_a_neighbour_that_returned_in_time_is_answered_by_its_result(folder: Folder, protection: str, end: str) -> None:
     """It has six seconds, and returns as soon as the loop is blocked, for seven; the second case is the control."""
     folder.write("neighbours.py", NEIGHBOURS)
     folder.start("up", "--module", "neighbours", program=weakened(protection))
     started_by(folder, "plain", "--timeout-ms", "6000")
     started_by(folder, "blocking")
     until(lambda: folder.state("plain") not in ("pending", "running"))
-    assert folder.state("plain") == state
+    assert folder.state("plain") == end
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from reefknot.console.cli.config import recommended
 from reefknot.demo import show
 from tests.acceptance.folder import ROOT, until
 from tests.acceptance.terminal import Terminal
-from tests.warm_commands import run_warm
+from tests.warm_commands import run_cold, run_warm
 
 TIMEOUT_S = 180
 
@@ -30,7 +29,7 @@ def told(kept: Path) -> str:
     """The lines that a reader of a log sees."""
     words = [sys.executable, "-m", "reefknot.demo", "--fast", "--keep", str(kept)]
     own = {"PYTHONWARNINGS": "error", "PYTHONUTF8": "1", "WORKER_QUEUE_V2_ENABLED": "false"}
-    done = subprocess.run(words, env=os.environ | own, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = run_cold(*words, env=os.environ | own, timeout=TIMEOUT_S)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -139,8 +138,7 @@ def test_its_configuration_is_the_recommended_one_with_two_changes(tmp_path: Pat
 
 def planned(folder: Path, *targets: str) -> str:
     """The commands that make would run."""
-    done = subprocess.run(["make", "-n", *targets], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout
+    return run_cold("make", "-n", *targets, cwd=folder, check=True).stdout
 
 
 def test_make_run_installs_only_what_the_show_needs_unless_there_is_everything(tmp_path: Path) -> None:

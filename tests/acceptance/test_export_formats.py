@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.folder import Folder
+from tests.warm_commands import run_cold
 
 OUTSIDE = Path(__file__).parents[2] / "examples" / "verify_chain.py"
 OLD = Path(__file__).parent / "stores" / "export_format_1.jsonl"
@@ -39,10 +39,7 @@ def lines_of(folder: Folder) -> list[bytes]:
 
 
 def outside(folder: Folder) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(OUTSIDE), LOG, HEAD],
-        cwd=folder.path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_cold(sys.executable, "-I", "-S", OUTSIDE, LOG, HEAD, cwd=folder.path)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.folder import PATIENCE_S, ROOT
-from tests.warm_commands import WarmCommand, run_warm
+from tests.warm_commands import WarmCommand, run_cold, run_warm
 
 _HINT = "submit work from another terminal: reefknot "
 
@@ -42,9 +42,7 @@ class Shell:
             assert name == "reefknot"
             return run_warm(*words, cwd=self.folder, env=self._environment, timeout=PATIENCE_S * 2)
         shell = f'reefknot() {{ {sys.executable} -m reefknot "$@"; }}; {line}'
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": PATIENCE_S * 2}
-        command = ["bash", "-c", shell]
-        return subprocess.run(command, cwd=self.folder, env=self._environment, text=True, check=False, **streams)
+        return run_cold("bash", "-c", shell, cwd=self.folder, env=self._environment)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 1}

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import apsw
 import pytest
 
 from tests.acceptance.folder import PATIENCE_S, Folder, until
 from tests.acceptance.terminal import Terminal
+from tests.warm_commands import run_cold
 
 Opens = Callable[..., Terminal]
 READ = {"path": "a.txt"}
@@ -244,17 +243,13 @@ def completed(script: str, *words: str, folder: Path | None = None) -> set[str]:
     """What bash offers after these words, in this folder; a name of a file with a blank in it is one."""
     line = " ".join(f"'{word}'" for word in words)
     ask = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _reefknot; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    streams: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
-    done = subprocess.run(["bash", "-c", ask], cwd=folder, check=True, **streams)
+    done = run_cold("bash", "-c", ask, cwd=folder, check=True)
     return set(done.stdout.splitlines()) - {""}
 
 
 @cache
 def script_of(shell: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "reefknot", "completion", shell], capture_output=True, text=True, timeout=60, check=True
-    )
-    return done.stdout
+    return run_cold(sys.executable, "-m", "reefknot", "completion", shell, check=True).stdout
 
 
 def test_bash_completes_nouns_verbs_and_options() -> None:
@@ -308,9 +303,7 @@ def test_zsh_and_fish_complete_names_of_files() -> None:
 
 
 def test_both_names_of_the_program_are_completed_in_every_shell() -> None:
-    registered = subprocess.run(
-        ["bash", "-c", f"{script_of('bash')}\ncomplete -p reefknot rk"], capture_output=True, text=True, check=True
-    )
+    registered = run_cold("bash", "-c", f"{script_of('bash')}\ncomplete -p reefknot rk", check=True)
     assert registered.stdout.splitlines() == ["complete -F _reefknot reefknot", "complete -F _reefknot rk"]
     assert "#compdef reefknot rk\n" in script_of("zsh")
     assert script_of("fish").endswith("complete -c rk -w reefknot\n")

@@ -22,7 +22,7 @@ from reefknot.console.nats_servers import NatsServer, find_nats_server, running_
 from reefknot.runtime.seeds import new_id
 from tests.acceptance.folder import until
 from tests.nats_servers import kill, restart
-from tests.warm_commands import WarmCommand, run_warm
+from tests.warm_commands import WarmCommand, run_cold, run_warm
 
 FINE, USAGE, UNREACHABLE, FORBIDDEN, MISCONFIGURED = 0, 2, 69, 77, 78
 LONG_S = 120.0
@@ -62,9 +62,7 @@ class Person:
 
     def cold(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Python runs these words, from its start."""
-        streams: dict[str, Any] = {"capture_output": True, "text": True, "timeout": LONG_S}
-        command = [sys.executable, *words]
-        return self._fine(subprocess.run(command, cwd=self.folder, env=self.environment, check=False, **streams))
+        return self._fine(run_cold(sys.executable, *words, cwd=self.folder, env=self.environment))
 
     def _fine(self, ended: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
         assert "Traceback" not in ended.stderr, ended.stderr

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from reefknot.ingest.connectors.text_extraction import installation_note
-from tests.acceptance.folder import PATIENCE_S, Folder
+from tests.acceptance.folder import Folder
 from tests.unit.console.cli.running import Ended
 
 MODULE = """\
@@ -100,15 +99,13 @@ def outcome_for_a_user(folder: Folder, *shut: Path) -> tuple[int, str]:
     """The exit code and the answer of `source test`, by a user who may not read these."""
     for one in shut:
         one.chmod(0)
-    plain = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
-    words = [*plain, sys.executable, "-m", "reefknot", "source", "test", "--json"]
     try:
-        done = subprocess.run(words, cwd=folder.path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        ((code, out, _),) = folder.as_user(["source", "test", "--json"])
     finally:
         for one in shut:
             one.chmod(0o700)
-    (found,) = json.loads(done.stdout)["sources"]
-    return done.returncode, found["answer"]
+    (found,) = json.loads(out)["sources"]
+    return code, found["answer"]
 
 
 DENIED = "permission denied: allow this user to read it, or `exclude` it"

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.folder import until
+from tests.warm_commands import run_cold
 from tools.make_dist import build, check_sdist, check_wheel, packaged_files
 from tools.smoke_test import FEATURES
 
@@ -76,9 +77,7 @@ def verified(text: str, folder: Path) -> str:
     """What systemd says of a unit with this text; nothing when it is right."""
     file = folder / "reefknot.service"
     file.write_text(text.replace("/opt/reefknot/bin/reefknot", sys.executable))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", str(file)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    done = run_cold("systemd-analyze", "verify", file)
     return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if "reefknot.service" in line)
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import apsw
+
+from tests.warm_commands import run_cold
 
 SECRET = "zander-Trockenfisch_9!"
 STEPS = """\
@@ -47,15 +48,9 @@ def run_steps(folder: Path, *, configured: bool) -> dict[str, str]:
     kinds = ("shop.order", "shop.pay")
     lines = [{"assignment_id": kind, "job": {"type": kind, "payload": {"order": "7"}}} for kind in kinds]
     (folder / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    ended = subprocess.run(
-        [sys.executable, "-m", "reefknot", "run", "work.jsonl", "--module", "steps"],
-        cwd=folder,
-        env=os.environ | {"SHOP_SECRET": SECRET, "WORKER_RETRIES_V2_ENABLED": "true"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    own = {"SHOP_SECRET": SECRET, "WORKER_RETRIES_V2_ENABLED": "true"}
+    command = (sys.executable, "-m", "reefknot", "run", "work.jsonl", "--module", "steps")
+    ended = run_cold(*command, cwd=folder, env=os.environ | own)
     assert ended.returncode == 1, ended.stderr
     assert "2 failed" in ended.stdout, ended.stderr
     database = apsw.Connection(str(folder / ".reefknot" / "state.db"))

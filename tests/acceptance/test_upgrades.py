@@ -38,10 +38,6 @@ def newer(folder: Folder, *words: str) -> tuple[int, str, str]:
     return folder.ends(folder.start(*words, program=NEWER))
 
 
-def store_of(folder: Folder) -> Path:
-    return folder.path / ".reefknot" / "state.db"
-
-
 def version_of(path: Path) -> int:
     """The version in a file, read from its bytes or its log, and nothing changed."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
@@ -64,7 +60,7 @@ def rows_of(path: Path) -> dict[str, list[Any]]:
 
 
 def copies(folder: Folder) -> list[str]:
-    return sorted(one.name for one in store_of(folder).parent.iterdir() if ".bak" in one.name)
+    return sorted(one.name for one in folder.store.parent.iterdir() if ".bak" in one.name)
 
 
 def run_one(folder: Folder, name: str) -> None:
@@ -87,7 +83,7 @@ def test_a_look_by_a_newer_version_leaves_the_running_system_as_it_is(used: Fold
     for words in LOOKS:
         code, out, err = newer(used, *words)
         assert code == 0, (words, out, err)
-    assert version_of(store_of(used)) == VERSION
+    assert version_of(used.store) == VERSION
     code, _, err = newer(used, "job", "cancel", "nothing")
     assert code in (1, 78), err
     used.nap("after", 0)
@@ -99,19 +95,19 @@ def test_a_look_by_a_newer_version_leaves_the_running_system_as_it_is(used: Fold
 def test_the_control_a_look_that_migrates_locks_the_older_version_out(used: Folder) -> None:
     used.set_variable("LOOKS_MIGRATE", "1")
     assert newer(used, "job", "list")[0] == 0
-    assert version_of(store_of(used)) == VERSION + 1
+    assert version_of(used.store) == VERSION + 1
     assert used("job", "list").code == 78
 
 
 def test_a_look_that_cannot_read_an_older_store_says_what_to_run_and_changes_nothing(used: Folder) -> None:
-    before = {one.name: one.read_bytes() for one in store_of(used).parent.iterdir()}
+    before = {one.name: one.read_bytes() for one in used.store.parent.iterdir()}
     for words in (*LOOKS, ("job", "cancel", "done"), ("submit", "--type", "own.nap"), ("store", "compact")):
         code, _, err = newer(used, *words)
         if words != ("doctor",):
             assert code == 78, (words, err)
             assert f"it has version {VERSION}" in err
             assert "reefknot store migrate" in err
-    assert {one.name: one.read_bytes() for one in store_of(used).parent.iterdir()} == before
+    assert {one.name: one.read_bytes() for one in used.store.parent.iterdir()} == before
     code, out, _ = newer(used, "doctor")
     assert code == 0
     assert "store migrate" in out
@@ -121,14 +117,14 @@ def test_a_backup_of_an_older_and_of_a_newer_store_is_the_store_as_it_is(used: F
     code, _, err = newer(used, "store", "backup", "old.db")
     assert code == 0, err
     assert f"version {VERSION}" in err
-    assert version_of(used.path / "old.db") == version_of(store_of(used)) == VERSION
-    assert rows_of(used.path / "old.db") == rows_of(store_of(used))
+    assert version_of(used.path / "old.db") == version_of(used.store) == VERSION
+    assert rows_of(used.path / "old.db") == rows_of(used.store)
 
     assert newer(used, "store", "migrate")[0] == 0
     done = used("store", "backup", "new.db")
     assert done.code == 0, done.err
     assert version_of(used.path / "new.db") == VERSION + 1
-    assert rows_of(used.path / "new.db") == rows_of(store_of(used))
+    assert rows_of(used.path / "new.db") == rows_of(used.store)
     assert used("job", "list").code == 78, "this version does not read a newer one"
 
 
@@ -140,7 +136,7 @@ def test_an_upgrade_keeps_the_file_as_it_was_and_a_rollback_is_a_move(used: Fold
     assert isinstance(system, WarmCommand)
     os.kill(system.pid, signal.SIGKILL)
     system.wait()
-    store = store_of(used)
+    store = used.store
     assert (store.parent / "state.db-wal").stat().st_size > 0
 
     code, _, err = newer(used, "up", "--for", "0.1")
@@ -162,7 +158,7 @@ def test_an_upgrade_keeps_the_file_as_it_was_and_a_rollback_is_a_move(used: Fold
 
 
 def test_a_second_upgrade_keeps_both_copies_and_a_sixth_is_refused_by_name(used: Folder) -> None:
-    store, kept = store_of(used), store_of(used).parent / f"state.db.v{VERSION}.bak"
+    store, kept = used.store, used.store.parent / f"state.db.v{VERSION}.bak"
     for number in range(1, 7):
         code, _, err = newer(used, "store", "migrate")
         if number == 6:

@@ -16,6 +16,7 @@ import pytest
 import reefknot as rk
 from reefknot.audit.model.chain import Head, LogLine, event_line, link, read_line
 from reefknot.console.cli import main
+from tests.warm_commands import run_cold
 
 ROOT = Path(__file__).resolve().parents[2]
 VERIFY_CHAIN = ROOT / "examples" / "verify_chain.py"
@@ -25,16 +26,8 @@ TIMEOUT_S = 30
 
 
 def run_example(example: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(example)],
-        cwd=folder,
-        env=os.environ | {"PYTHONWARNINGS": "error"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    own = os.environ | {"PYTHONWARNINGS": "error"}
+    return run_cold(sys.executable, example, cwd=folder, env=own, timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
@@ -75,8 +68,7 @@ def exported(folder: Path) -> tuple[Path, Path]:
 
 def verified(*files: Path) -> subprocess.CompletedProcess[str]:
     """The example without any package beside the standard library."""
-    words = [sys.executable, "-I", "-S", str(VERIFY_CHAIN), *map(str, files)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return run_cold(sys.executable, "-I", "-S", VERIFY_CHAIN, *files, timeout=TIMEOUT_S)
 
 
 def test_an_exported_log_is_verified_with_the_standard_library_alone(tmp_path: Path) -> None:
