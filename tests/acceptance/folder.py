@@ -214,7 +214,9 @@ class Folder:
     def ends(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
         """Its exit code, and what it said."""
         out, err = process.communicate(timeout=PATIENCE_S)
-        ours = [line for line in err.splitlines() if line.startswith("Traceback")]  # those of steps are indented
+        ours = [
+            line for line in (err or "").splitlines() if line.startswith("Traceback")
+        ]  # those of steps are indented
         assert not ours, err
         return process.returncode, out, err
 

@@ -69,8 +69,6 @@ def test_when_the_loop_alone_renews_leases_its_effect_happens_twice(folder: Fold
     assert "the event loop is blocked" not in logged(workers)
 
 
-# ---- neighbours ------------------------------------------------------------------------------------------------------
-
 NEIGHBOURS = """\
 import os
 import time
@@ -138,9 +136,6 @@ def test_a_neighbour_that_returned_in_time_is_answered_by_its_result(folder: Fol
     assert folder.state("plain") == end
 
 
-# ---- keys ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_key_is_held_for_as_long_as_its_loop_is_blocked(folder: Folder) -> None:
     folder.write("neighbours.py", NEIGHBOURS)
     folder.start("up", "--module", "neighbours")
@@ -157,9 +152,6 @@ def test_when_the_loop_alone_renews_keys_another_caller_gets_it(folder: Folder) 
     folder.start("up", "--module", "neighbours", program=weakened("held-keys"))
     started_by(folder, "charge")
     until(lambda: folder("idempotency", "forget", "charge:order-7").code == 0)
-
-
-# ---- types that only the blocked worker knows ------------------------------------------------------------------------
 
 
 def blocked_alone(folder: Folder, protection: str) -> None:

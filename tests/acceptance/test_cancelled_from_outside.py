@@ -94,9 +94,6 @@ def worker(folder: Folder) -> subprocess.Popen[str]:
     return folder.part("worker", "--module", "calls", "--drain", "0.5")
 
 
-# ---- every task, the main one too ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("start", "spares_itself"), [(up, True), (up, False), (worker, True)])
 def test_a_step_that_cancels_every_task_ends_the_process_and_all_work_is_done(
     scene: Folder, start: Callable[[Folder], subprocess.Popen[str]], spares_itself: bool
@@ -112,9 +109,6 @@ def test_a_step_that_cancels_every_task_ends_the_process_and_all_work_is_done(
     ends = [*NEIGHBOURS, "later", *(["bad"] if spares_itself else [])]  # else it is given up, after many starts
     system.until(lambda: scene.have_succeeded(*ends))
     assert all("was cancelled by a step" in one for one in system.messages)
-
-
-# ---- every service ---------------------------------------------------------------------------------------------------
 
 
 def cancelled_services(folder: Folder, start: Callable[[Folder], subprocess.Popen[str]]) -> subprocess.Popen[str]:

@@ -44,9 +44,6 @@ def row(folder: Folder, name: str = "notes") -> dict[str, Any]:
     return found[0] if found else {}
 
 
-# ---- the file of documents -------------------------------------------------------------------------------------------
-
-
 def delete_documents(folder: Folder) -> None:
     for file in (folder.path / ".reefknot").glob("documents.db*"):
         file.unlink()
@@ -83,9 +80,6 @@ def test_a_file_that_is_still_there_keeps_its_sources(notes: Folder) -> None:
     assert (row(notes)["state"], row(notes)["documents"]) == ("healthy", 2)
 
 
-# ---- another connector -----------------------------------------------------------------------------------------------
-
-
 def test_another_connector_gets_neither_the_cursor_nor_the_documents_of_the_one_before(notes: Folder) -> None:
     notes.write("greeting.py", GREETING)
     configure(notes, notes="{connector: greeting}")
@@ -100,9 +94,6 @@ def test_another_connector_gets_neither_the_cursor_nor_the_documents_of_the_one_
     assert notes("source", "search", "bowline").code == 1
     assert notes("source", "search", "ahoy").code == 0
     assert row(notes)["state"] == "healthy"
-
-
-# ---- taken out of the configuration ----------------------------------------------------------------------------------
 
 
 def test_jobs_of_a_source_that_was_taken_out_are_listed_and_ended_by_forgetting_it(folder: Folder) -> None:
@@ -123,9 +114,6 @@ def test_jobs_of_a_source_that_was_taken_out_are_listed_and_ended_by_forgetting_
     assert row(folder, "gone") == {}
     done = folder("source", "forget", "gone", "--because", "it moved")
     assert (done.code, "nothing is left of a source 'gone'" in done.err) == (2, True)
-
-
-# ---- states and flags ------------------------------------------------------------------------------------------------
 
 
 def test_a_source_that_never_answered_is_not_healthy(folder: Folder) -> None:

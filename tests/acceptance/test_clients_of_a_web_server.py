@@ -69,9 +69,6 @@ def test_every_job_ends_once_and_every_look_of_another_process_finds_it(folder: 
     assert sorted(folder.begun()) == sorted(looked), "each ran once"
 
 
-# ---- which store -----------------------------------------------------------------------------------------------------
-
-
 def test_without_a_url_it_is_the_store_of_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -133,9 +133,6 @@ def test_its_configuration_is_the_recommended_one_with_two_changes(tmp_path: Pat
     }
 
 
-# ---- make run --------------------------------------------------------------------------------------------------------
-
-
 def planned(folder: Path, *targets: str) -> str:
     """The commands that make would run."""
     return run_cold("make", "-n", *targets, cwd=folder, check=True).stdout

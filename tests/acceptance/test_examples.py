@@ -32,38 +32,28 @@ PACKAGES = {
 }
 
 
-@pytest.fixture
-def rk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
-    return Commands(tmp_path, monkeypatch, capsys)
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_tests_of_a_project_pass(name: str, rk: Commands, tmp_path: Path) -> None:
+def test_a_project_is_small_and_formatted_and_its_tests_pass(name: str, rk: Commands, tmp_path: Path) -> None:
     done = rk("init", "--example", name)
     assert done.code == 0
     assert f"Wrote {name}-app: " in done.err
     assert f"It needs reefknot and these packages: pip install {PACKAGES[name]}\n" in done.err
     project = tmp_path / f"{name}-app"
+    for words in (["format", "--check"], ["check", "--select", "E,F,I,UP,B"]):
+        ruff = [sys.executable, "-m", "ruff", *words, "--line-length", "120", "--no-cache"]
+        ran = run_cold(*ruff, project, cwd=project)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    readme = (project / "README.md").read_text().splitlines()
+    assert len(readme) <= 12
+    assert sum(line.startswith("    ") for line in readme) == 2, "two commands"
+    assert rk("config", "check", str(project / "reefknot.yaml")).code == 0
+
     kept = {one: value for one, value in os.environ.items() if not one.startswith(("REEFKNOT", "WORKER_", "PYTEST"))}
     kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # loading those of others takes half of the time
     ran = run_cold(sys.executable, *TESTS[name], cwd=project, env=kept)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "passed" in ran.stdout or "OK" in ran.stderr
     assert not list(project.rglob("state.db")), "tests leave no store behind"
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_a_project_is_small_and_formatted(name: str, rk: Commands, tmp_path: Path) -> None:
-    assert rk("init", "--example", name).code == 0
-    project = tmp_path / f"{name}-app"
-    for words in (["format", "--check"], ["check", "--select", "E,F,I,UP,B"]):
-        ruff = [sys.executable, "-m", "ruff", *words, "--line-length", "120", "--no-cache"]
-        ran = run_cold(*ruff, project, cwd=project)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-    readme = (project / "README.md").read_text()
-    assert len(readme.splitlines()) <= 12
-    assert sum(line.startswith("    ") for line in readme.splitlines()) == 2, "two commands"
-    assert rk("config", "check", str(project / "reefknot.yaml")).code == 0
 
 
 def test_a_project_of_workers_runs(folder: Folder) -> None:

@@ -77,40 +77,22 @@ def test_top_shows_queues_workers_rates_and_the_last_ends_in_any_width_and_follo
         assert top.is_sane
 
 
-@pytest.mark.parametrize(
-    ("leave", "code"),
-    [
-        (lambda top: top.type(b"\x03"), 130),
-        (lambda top: top.process.send_signal(signal.SIGTERM), 143),
-        (lambda top: top.type(b"Q"), 0),
-    ],
-    ids=["ctrl-c", "sigterm", "q"],
-)
 @pytest.mark.parametrize("words", [("top",), ("job", "list", "--watch"), ("quarantine", "list", "--watch", "1")])
-def test_whatever_ends_it_the_terminal_is_left_as_it_was(
-    folder: Folder, opened: Opens, words: tuple[str, ...], leave: Callable[[Terminal], None], code: int
-) -> None:
+def test_whatever_ends_it_the_terminal_is_left_as_it_was(folder: Folder, opened: Opens, words: tuple[str, ...]) -> None:
+    """Unless it is killed: that is the control."""
     folder.nap("one", 0)
-    view = opened(*words)
-    view.until(lambda text: "\x1b[J" in text)
-    assert not view.is_sane, "it has a screen of its own"
-    leave(view)
-
-    assert view.ends() == code
-    assert view.is_sane
-
-
-def test_a_view_that_is_killed_leaves_a_terminal_that_the_test_tells_from_a_sane_one(
-    folder: Folder, opened: Opens
-) -> None:
-    """The control."""
-    folder.nap("one", 0)
-    top = opened("top")
-    top.until(lambda text: "\x1b[J" in text)
-    top.process.kill()
-    top.ends()
-
-    assert not top.is_sane
+    ways: dict[int, Callable[[Terminal], None]] = {
+        130: lambda top: top.type(b"\x03"),
+        143: lambda top: top.process.send_signal(signal.SIGTERM),
+        0: lambda top: top.type(b"Q"),
+        -9: lambda top: top.process.kill(),
+    }
+    for code, leave in ways.items():
+        view = opened(*words)
+        view.until(lambda text: "\x1b[J" in text)
+        assert not view.is_sane, "it has a screen of its own"
+        leave(view)
+        assert (view.ends(), view.is_sane) == (code, code != -9)
 
 
 def test_a_low_terminal_says_how_much_does_not_fit(folder: Folder, opened: Opens) -> None:
@@ -125,25 +107,14 @@ def test_a_low_terminal_says_how_much_does_not_fit(folder: Folder, opened: Opens
     assert "more lines; a taller terminal shows them" in view.text
 
 
-def test_an_error_before_the_first_view_is_the_commands_own(folder: Folder, opened: Opens) -> None:
-    folder.nap("one", 0)
-    view = opened("worker", "list", "--watch")
-
-    assert view.ends() == 69
-    assert "no worker is running" in view.text
-    assert view.is_sane
-
-
 def test_a_system_that_ends_meanwhile_is_said_in_the_view_which_goes_on(folder: Folder, opened: Opens) -> None:
     system = folder.up()
     view = opened("worker", "list", "--watch", "0.2")
     view.until(lambda text: "worker-1" in text)
-    system.send_signal(signal.SIGTERM)
-    system.communicate(timeout=PATIENCE_S)
+    folder.stop(system)
     view.until(lambda text: "no worker is running" in text)
     folder.up()
     view.until(lambda text: "worker-1" in text.rpartition("no worker is running")[2])
-
     view.type(b"q")
     assert view.ends() == 0
 
@@ -191,13 +162,18 @@ def test_through_a_pipe_top_prints_one_view_without_escapes_and_for_programs_one
     assert view["ended_per_s"] in (0.0, 0.1), "one within the last ten seconds"
 
 
-def test_once_prints_one_view_on_a_terminal_too(folder: Folder, opened: Opens) -> None:
+def test_once_prints_one_view_on_a_terminal_too_and_an_error_before_the_first_view_is_the_commands_own(
+    folder: Folder, opened: Opens
+) -> None:
     folder.nap("one", 0)
     top = opened("top", "--once")
-
     assert top.ends() == 0
     assert "no worker is running on this store; start a system with: reefknot up" in top.text
     assert "\x1b[?1049h" not in top.text
+    view = opened("worker", "list", "--watch")
+    assert view.ends() == 69
+    assert "no worker is running" in view.text
+    assert view.is_sane
 
 
 def test_watching_through_a_pipe_prints_one_list_after_the_other_until_nobody_reads(folder: Folder) -> None:

@@ -66,9 +66,6 @@ def submit(folder: Folder, kind: str, name: str, *words: str, **inputs: object) 
     until(lambda: name in folder.begun())
 
 
-# ---- shutdown --------------------------------------------------------------------------------------------------------
-
-
 def test_a_shutdown_ends_with_its_drain_although_a_plain_function_goes_on(folder: Folder) -> None:
     process = up(folder, "--drain", "1")
     submit(folder, "own.plain", "endless", seconds=25)
@@ -83,8 +80,6 @@ def test_a_shutdown_ends_with_its_drain_although_a_plain_function_goes_on(folder
     assert (shown["state"], shown["reason"], shown["interruptions"]) == ("pending", "shutdown", 1)
     assert shown["attempts"] == 0, "handed back, and nothing was spent"
 
-
-# ---- deadlines -------------------------------------------------------------------------------------------------------
 
 DEADLINE_S = 3.0
 SOON_S = 1.0 + 1.5
@@ -133,9 +128,6 @@ def test_a_deadline_is_answered_within_a_second_whoever_died(folder: Folder, who
     status, took = asyncio.run(_answered(folder, dies, how))
     assert status == "timeout"
     assert DEADLINE_S - 0.1 <= took <= DEADLINE_S + SOON_S
-
-
-# ---- idempotency keys ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["retry", "dedup", "guard"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -35,28 +36,23 @@ def synced(folder: Folder, *, fail: str = "pass", page: str = "'c', (rk.Document
     return folder("source", "run", "k", "--module", "own_mistakes")
 
 
-@pytest.mark.parametrize(
-    ("fail", "code", "told"),
-    [
+def test_an_error_of_a_connector_is_told_by_its_class_and_its_line(folder: Folder) -> None:
+    for fail, code, told in (
         ("{}['x']", 75, "k: not done yet: KeyError: 'x' (in "),
         ("assert False", 75, "k: not done yet: AssertionError (in "),
         ("raise SystemExit(3)", 1, "k: the sync failed: SystemExit: 3 (in "),
         ("raise ConnectionError('connection refused')", 75, "k: not done yet: connection refused\n"),
-    ],
-)
-def test_an_error_of_a_connector_is_told_by_its_class_and_its_line(
-    folder: Folder, fail: str, code: int, told: str
-) -> None:
-    done = synced(folder, fail=fail)
-    assert (done.code, done.out.startswith(told)) == (code, True), done.out
-    if "(in " in told:
-        assert f"{os.sep}own_mistakes.py:4)" in done.out
-        assert told.partition(": ")[2].partition(": ")[2] in folder("source", "list").out, "and in the list"
+    ):
+        done = synced(folder, fail=fail)
+        assert (done.code, done.out.startswith(told)) == (code, True), done.out
+        if "(in " in told:
+            assert f"{os.sep}own_mistakes.py:4)" in done.out
+            assert told.partition(": ")[2].partition(": ")[2] in folder("source", "list").out, "and in the list"
+        shutil.rmtree(folder.path / ".reefknot")
 
 
-@pytest.mark.parametrize(
-    ("page", "told"),
-    [
+def test_a_mistake_in_a_page_is_not_retried_and_nothing_of_the_page_is_kept(folder: Folder) -> None:
+    for page, told in (
         ("5", "cursor=5; accepted: a text"),
         ("'c', (rk.Document(**one | {'text': 5}),)", "documents[0].text=5; accepted: a text"),
         ("'c', (rk.Document(**one | {'id': 'i' * 20_000}),)", "it has 20000"),
@@ -64,17 +60,12 @@ def test_an_error_of_a_connector_is_told_by_its_class_and_its_line(
         ("'c', (rk.Document(**one), rk.Document(**one | {'location': 'b'}))", "documents[1].id='1' twice"),
         ("'c', (rk.Document(**one, metadata={'x': object()}),)", "documents[0].metadata['x']=<object object"),
         ("'c', [rk.Document(str(n), str(n), '1') for n in range(1001)]", "1001 documents in one page"),
-    ],
-)
-def test_a_mistake_in_a_page_is_not_retried_and_nothing_of_the_page_is_kept(
-    folder: Folder, page: str, told: str
-) -> None:
-    done = synced(folder, page=page)
-    assert done.code == 1, done.out
-    assert done.out.startswith("k: the sync failed: the connector own_one returned ")
-    assert told in done.out
-    assert "correct the connector" in done.out
-    assert folder.json("source", "list")["sources"][0]["documents"] == 0
+    ):
+        done = synced(folder, page=page)
+        assert (done.code, told in done.out, "correct the connector" in done.out) == (1, True, True), done.out
+        assert done.out.startswith("k: the sync failed: the connector own_one returned ")
+        assert folder.json("source", "list")["sources"][0]["documents"] == 0
+        shutil.rmtree(folder.path / ".reefknot")
 
 
 def test_text_that_is_no_unicode_is_kept_with_a_problem(folder: Folder) -> None:

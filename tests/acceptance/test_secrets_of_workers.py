@@ -17,12 +17,11 @@ import msgspec
 import pytest
 
 from reefknot.core.failure import ErrorCode
-from reefknot.core.redaction import Redactor
 from reefknot.queue.model.messages import ACK, CANCEL, RESULT, Cancel, StepResult, StepStatus, encode
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import default_settings
-from tests.acceptance.test_secrets_stay_in import MESSAGES, Plant, secret
+from tests.acceptance.test_secrets_stay_in import MESSAGES, Plant, secret, without_redaction
 from tests.workshop import Shop, Step, with_shop, work
 
 ANYWHERE = [
@@ -138,10 +137,8 @@ def test_without_redaction_the_same_search_finds_them(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control. The log is bounded, and a status tells nothing of any work, whatever is redacted."""
-    monkeypatch.setattr("reefknot.retrying.failures.redact", lambda text: text)
     monkeypatch.setattr("reefknot.core.failure.redact", lambda text: text, raising=False)
-    monkeypatch.setattr(Redactor, "__call__", lambda self, text: text)
-    monkeypatch.setattr(Redactor, "values_out_of", lambda self, text: text)
+    without_redaction(monkeypatch)
     found = leaked(held_by(caplog))
 
     for sink in ("work", "quarantine", "events", "wire"):

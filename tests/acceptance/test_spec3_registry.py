@@ -39,9 +39,6 @@ def policy(**fields: Any) -> rk.ConnectorPolicy:
     return rk.ConnectorPolicy(connector_type=JobType.LOCAL_FILES, **fields)
 
 
-# ---- test_policy_registry_defaults -----------------------------------------------------------------------------------
-
-
 def test_policy_registry_defaults() -> None:
     """Numbers as written: retries and seconds. Where code and YAML of the document differ, the YAML holds (C7)."""
     for job_type, expected in {
@@ -58,18 +55,12 @@ def test_policy_registry_defaults() -> None:
         assert (found.max_attempts, *waits, found.transient_max_attempts, found.rate_limit_delay_seconds) == expected
 
 
-# ---- test_policy_configuration_loading -------------------------------------------------------------------------------
-
-
 def test_policy_configuration_loading() -> None:
     """The document's own file says what is built in, so that every connector comes out the same."""
     assert rk.RetryPolicyRegistry(DOCUMENT).list_policies() == rk.RetryPolicyRegistry().list_policies()
     written, built_in = rk.PolicyBook.load(DOCUMENT, environ={}), rk.PolicyBook()
     for target, kind in product([f"connector:{one.value}" for one in JobType], FailureType):
         assert written.resolve(target, failure_type=kind) == built_in.resolve(target, failure_type=kind)
-
-
-# ---- test_invalid_retry_policy_rejection -----------------------------------------------------------------------------
 
 
 def test_invalid_retry_policy_rejection(tmp_path: Path) -> None:
@@ -87,9 +78,6 @@ def test_invalid_retry_policy_rejection(tmp_path: Path) -> None:
             rk.RetryPolicyRegistry(path)
         assert f"{path}:3:5: retry_policies.local_files." in str(caught.value)
         assert message in str(caught.value)
-
-
-# ---- test_retry_policy_bounds_checking -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -124,9 +112,6 @@ def test_retry_policy_bounds_checking(tmp_path: Path, field: str, least: float, 
             load(value)
 
 
-# ---- test_retry_policy_calculation -----------------------------------------------------------------------------------
-
-
 def test_retry_policy_calculation() -> None:
     for strategy, delays in {
         RetryStrategy.EXPONENTIAL_BACKOFF: [60, 120, 240, 480],
@@ -137,9 +122,6 @@ def test_retry_policy_calculation() -> None:
     }.items():
         found = policy(strategy=strategy, jitter_factor=0.0)
         assert [found.calculate_delay(attempt) for attempt in range(4)] == delays, strategy
-
-
-# ---- test_jitter_distribution ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("attempt", "least", "most"), [(0, 48, 72), (1, 96, 144), (2, 192, 288)])
@@ -160,9 +142,6 @@ def test_without_the_connectors_rule_a_wait_keeps_its_fractions() -> None:
     fractions = rk.PolicyBook().resolve("connector:my.own").replace(whole_seconds=False)
 
     assert delay_before(0, fractions, draw=0.04) == pytest.approx(48.96)
-
-
-# ---- test_concurrent_retry_scheduling --------------------------------------------------------------------------------
 
 
 def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
@@ -215,9 +194,6 @@ def test_concurrent_retry_scheduling_while_policies_are_set() -> None:
 
     assert set().union(*in_threads(4, read_or_write)) <= {(1, 1), (9, 9)}
     assert len(registry.list_policies()) == 4 + 2 * 7
-
-
-# ---- test_jitter_overhead --------------------------------------------------------------------------------------------
 
 
 def test_jitter_overhead() -> None:

@@ -462,9 +462,6 @@ def _(ours: str) -> None:
     assert evaluated(ours, fn=Answer(OSError())) == 4
 
 
-# ---- the rows of the guide -------------------------------------------------------------------------------------------
-
-
 def guide() -> dict[str, str]:
     """The cells of the guide: ours by theirs."""
     page = PAGE.read_text(encoding="utf-8").replace("\\|", "\0")  # a bar inside of a cell

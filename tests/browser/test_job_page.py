@@ -48,8 +48,7 @@ def test_a_run_that_crashed_is_on_the_timeline_and_among_the_attempts(browser: B
 
 
 def test_payload_result_key_and_who_did_what_are_on_the_page(system: RunningSystem, visit: Visit) -> None:
-    system.submit("bill/12", "own.broken", {"text": "the order is empty"})
-    system.ended("bill/12", "quarantined")
+    system.quarantined("bill/12", "the order is empty")
     edited = {"payload": {"text": ""}, "because": "the order was completed"}
     system.ask("/quarantine/jobs/bill%2F12/edit", edited)
     system.ended("bill/12~2", "succeeded")
@@ -101,7 +100,6 @@ def test_the_timeline_of_two_runs_is_readable(system: RunningSystem, visit: Visi
 
 
 def test_an_error_is_found_in_small_letters(system: RunningSystem, visit: Visit) -> None:
-    system.submit("shouted", "own.broken", {"text": "the LEDGER is shut"})
-    system.ended("shouted", "quarantined")
+    system.quarantined("shouted", "the LEDGER is shut")
     page = visit().goto("/work?error=ledger+is")
     assert page.locator("a:text-is('shouted')").count() == 1

@@ -2,35 +2,23 @@
 
 from pathlib import Path
 
-import pytest
-
 from reefknot.queue.model import messages
 from reefknot.stores.jetstream import assignments, listeners, transport
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/nats-messages.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "named",
-    [
+def test_the_page_has_every_name_and_figure() -> None:
+    names = (
         *(messages.ASSIGN, messages.ACK, messages.RESULT, messages.CANCEL, messages.HEARTBEAT, messages.FLEET),
         messages.assign_subject("WORKER"),
         *(transport.MESSAGE_ID, transport.MARK, transport.HEADERS, assignments.CONSUMER),
-    ],
-)
-def test_the_page_has_every_name(named: str) -> None:
-    assert f"`{named}`" in PAGE
-
-
-@pytest.mark.parametrize(
-    "figure",
-    [
+    )
+    figures = (
         f"at\nmost {assignments.MOST_ASSIGNMENTS:,} messages",
         f"within {assignments.ACK_WAIT_S:g} s",
         f"not heard of for {listeners.FORGET_AFTER_S:g} s",
         f"up to {transport.LARGEST >> 20} MiB",
         f"beyond {transport.MOST_UNREAD:,} unread",
-    ],
-)
-def test_the_page_has_every_figure(figure: str) -> None:
-    assert figure in PAGE
+    )
+    assert [text for text in (*(f"`{name}`" for name in names), *figures) if text not in PAGE] == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 
@@ -110,18 +110,11 @@ def test_the_page_has_every_move_of_a_piece_of_work() -> None:
     assert moves_on_the_page("A piece of work") == table
 
 
-def test_the_page_has_every_state_of_a_worker() -> None:
-    section = PAGE.read_text(encoding="utf-8").partition("\n## A worker\n")[2].partition("\n## ")[0]
+@pytest.mark.parametrize(("title", "states"), [("A worker", WorkerState), ("A source", SourceCondition)])
+def test_the_page_has_every_state(title: str, states: Iterable[object]) -> None:
+    section = PAGE.read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     rows = [line.strip("| \n").split(" | ")[0] for line in section.splitlines() if line.startswith("| ")]
-
-    assert rows[2:] == [str(state) for state in WorkerState]
-
-
-def test_the_page_has_every_state_of_a_source() -> None:
-    section = PAGE.read_text(encoding="utf-8").partition("\n## A source\n")[2].partition("\n## ")[0]
-    rows = [line.strip("| \n").split(" | ")[0] for line in section.splitlines() if line.startswith("| ")]
-
-    assert rows[2:] == [str(condition) for condition in SourceCondition]
+    assert rows[2:] == [str(state) for state in states]
 
 
 def test_the_page_has_every_move_of_a_key() -> None:

@@ -28,7 +28,10 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def environment(clone: Path, home: Path) -> dict[str, str]:
     """A newcomer's: nothing of ours is set."""
     kept = {name: value for name, value in os.environ.items() if name in ("LANG", "LC_ALL", "TERM")}
-    own = {"PATH": f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(clone / "src")}
+    own = {
+        "PATH": f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{clone / 'src'}{os.pathsep}{clone}",
+    }
     shown = {"NO_COLOR": "1", "COLUMNS": "200", "REEFKNOT_LOG_FORMAT": "text"}  # as a terminal shows it
     return kept | own | shown | {"HOME": str(home), "TMPDIR": str(home)}
 
