@@ -19,8 +19,6 @@ ON_NATS = frozenset(
         "test_audit_trail",
         "test_blocking_steps",
         "test_cancelled_from_outside",
-        "test_clients_of_a_web_server",
-        "test_classes_of_work",
         "test_crash_suspects",
         "test_dashboard",
         "test_job_retry",
@@ -30,7 +28,6 @@ ON_NATS = frozenset(
         "test_liveness",
         "test_on_call",
         "test_operators",
-        "test_overdue_steps",
         "test_quarantine_actions",
         "test_reload",
         "test_run_and_up",
@@ -77,7 +74,6 @@ SQLITE_ONLY = {
 }
 REPRESENTATIVE = frozenset(
     {
-        "test_every_job_ends_once_and_every_look_of_another_process_finds_it",
         "test_a_system_is_worked_with_from_other_processes_and_ends_in_order",
         "test_work_that_was_handed_back_is_counted_and_ended_by_the_next_system",
         "test_a_worker_that_is_killed_loses_nothing_and_everything_has_one_result",

@@ -46,20 +46,6 @@ async def wait(inputs, context):
         await asyncio.sleep(0.05)
     return {}
 """
-HOLD = """\
-import asyncio
-import os
-import reefknot as rk
-
-@rk.block("own.hold")
-async def hold(inputs, context):
-    with open("begun.txt", "a") as file:
-        file.write(context.assignment_id + "\\n")
-    while not os.path.exists("go"):
-        await asyncio.sleep(0.05)
-    return {}
-"""
-"""The beginning of a module of steps: one that writes its id, and goes on until `go` is called."""
 MANY = """\
 import contextlib, io, json, sys
 from reefknot.console.cli import main
@@ -80,6 +66,11 @@ ROOT = Path(__file__).parents[2]
 
 NO_DASHBOARD = {"REEFKNOT__DASHBOARD__ENABLED": "false"}
 """For systems of tests that are not about it: they start and end a little faster."""
+
+
+def without(protection: str) -> tuple[str, ...]:
+    """The program without one of its protections (`weakened`), or as it is."""
+    return ("-m", "tests.acceptance.weakened", protection) if protection else PRODUCT
 
 
 class Folder:
@@ -201,9 +192,9 @@ class Folder:
         assert process.stderr.readline().startswith("up ")
         return process
 
-    def part(self, kind: str, *words: str) -> subprocess.Popen[str]:
+    def part(self, kind: str, *words: str, protection: str = "") -> subprocess.Popen[str]:
         """A router or a worker, as soon as it says that it is ready; what it says before is of its configuration."""
-        process = self.start(kind, "start", *words)
+        process = self.start(kind, "start", *words, program=without(protection))
         assert process.stderr is not None
         lines = [process.stderr.readline()]
         while not (lines[-1].startswith(f"{kind} ") and " is ready" in lines[-1]):

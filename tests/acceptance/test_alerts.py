@@ -14,11 +14,11 @@ import pytest
 from reefknot.app.alerts import LOOK_EVERY_S
 from reefknot.console.nats_servers import NatsServer
 from reefknot.runtime.seeds import new_id
-from tests.acceptance.folder import Folder, until
+from tests.acceptance.folder import Folder, until, without
 from tests.acceptance.test_nats_commands import edit
 from tests.unit.console.cli.running import Commands
 
-QUICK = ("-m", "tests.acceptance.weakened", "slow-looks")
+QUICK = without("slow-looks")
 FAILING = """\
 import reefknot as rk
 

@@ -12,10 +12,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from uuid import uuid4
 
@@ -28,6 +25,8 @@ from reefknot.audit.model.event import decode
 from reefknot.audit.port import AuditQuery
 from reefknot.policy.settings import load_settings
 from tests.acceptance.folder import Folder, events_in, rehash, until
+from tests.otlp_receiver import receiving
+from tests.warm_commands import run_cold
 
 OUTSIDE = Path(__file__).parents[2] / "examples" / "verify_chain.py"
 NUMBER = 20
@@ -59,7 +58,11 @@ def size(events: list[dict[str, Any]]) -> int:
     """Bytes of these events, with a process and a duration of usual length: those of a slow, old machine are longer."""
     usual = {"process": 12345, "duration_ms": 123}
     same = [event | {name: value for name, value in usual.items() if name in event} for event in events]
-    return sum(len(json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode()) for event in same)
+    return sum(map(raw_size, same))
+
+
+def raw_size(event: dict[str, Any]) -> int:
+    return len(json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode())
 
 
 def long_names(usual: int = 12) -> int:
@@ -100,55 +103,33 @@ def test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_le
     assert min(whole) > LARGEST + long_names(), "the control: with its rules in it, an assignment's trail is too large"
 
 
-class Answering(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *words: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """The port of a server on this host that answers everything."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
-
-
 LONGEST_ID = 36
 
 
 def test_a_first_try_success_of_every_block_takes_at_most_a_thousand_bytes_with_a_tenant_and_long_ids(
-    folder: Folder, port: int
+    folder: Folder,
 ) -> None:
     folder.configure("  http: {allow: [127.0.0.1]}\n  sql: {connections: {main: 'sqlite:files/some.db'}}\n")
-    (folder.path / "files" / "old.txt").write_text("old")
+    folder.write("files/old.txt", "old")
     apsw.Connection(str(folder.path / "files" / "some.db")).execute("CREATE TABLE t (a)")
-    steps: dict[str, dict[str, Any]] = {
-        "fs.blob_put": {"path": "new.txt", "content": "ahoy"},
-        "fs.blob_get": {"path": "a.txt"},
-        "fs.delete": {"path": "old.txt"},
-        "http.request": {"url": f"http://127.0.0.1:{port}/"},
-        "sql.query": {"connection": "main", "query": "SELECT 1"},
-        "own.nap": {"seconds": 0},
-    }
-    work = [
-        {
-            "assignment_id": f"order-{name}-".ljust(LONGEST_ID, "7"),
-            "tenant_id": "a-tenant-".ljust(LONGEST_ID, "7"),
-            "job": {"type": name, "payload": inputs},
+    with receiving() as server:
+        steps: dict[str, dict[str, Any]] = {
+            "fs.blob_put": {"path": "new.txt", "content": "ahoy"},
+            "fs.blob_get": {"path": "a.txt"},
+            "fs.delete": {"path": "old.txt"},
+            "http.request": {"url": f"{server.url}/"},
+            "sql.query": {"connection": "main", "query": "SELECT 1"},
+            "own.nap": {"seconds": 0},
         }
-        for name, inputs in steps.items()
-    ]
-    folder.write_lines("work.jsonl", *work)
-    code, out, err = folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))
+        names = {kind: f"order-{kind}-".ljust(LONGEST_ID, "7") for kind in steps}
+        tenant = "a-tenant-".ljust(LONGEST_ID, "7")
+        jobs = [{"assignment_id": names[kind], "job": {"type": kind, "payload": steps[kind]}} for kind in steps]
+        folder.write_lines("work.jsonl", *(one | {"tenant_id": tenant} for one in jobs))
+        code, out, err = folder.run_file("work.jsonl")
     assert code == 0, out + err
     events = by_work(folder)
-    sizes = {name: size(events[f"order-{name}-".ljust(LONGEST_ID, "7")]) for name in steps}
-    assert {len(trail) for trail in events.values()} == {4}
+    assert {name: len(trail) for name, trail in events.items()} == dict.fromkeys(names.values(), 4)
+    sizes = {name: size(trail) for name, trail in events.items()}
     assert max(sizes.values()) <= LARGEST + long_names(), sizes
 
 
@@ -174,7 +155,7 @@ def uuids(number: int, tenant: str) -> list[dict[str, Any]]:
 
 def run_one_by_one(folder: Folder, work: list[dict[str, Any]]) -> None:
     folder.write_lines("work.jsonl", *work)
-    code, out, err = folder.ends(folder.start("run", "work.jsonl", "--in-flight", "1", "--module", "naps"))
+    code, out, err = folder.run_file("work.jsonl", "--in-flight", "1")
     assert code == 0, out + err
 
 
@@ -202,13 +183,8 @@ def test_with_uuids_for_all_ids_and_the_tenant_the_record_of_a_success_is_small_
     assert max(exported) <= LARGEST_EXPORTED + long_names(SHORT_NAMES), exported
     for words in (("verify",), ("verify", "log.jsonl"), ("replay",), ("replay", "log.jsonl")):
         assert folder("audit", *words).code == 0, words
-    files = "log.jsonl", "log.jsonl.head.json"
-    done = subprocess.run([sys.executable, str(OUTSIDE), *files], cwd=folder.path, capture_output=True, check=False)
-    assert (done.returncode, b"the chain fits its head" in done.stdout) == (0, True), done
-
-
-def raw_size(event: dict[str, Any]) -> int:
-    return len(json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode())
+    done = run_cold(sys.executable, OUTSIDE, "log.jsonl", "log.jsonl.head.json", cwd=folder.path)
+    assert (done.returncode, "the chain fits its head" in done.stdout) == (0, True), done
 
 
 def test_every_event_of_an_assignment_is_found_by_its_tenant_its_correlation_and_its_trace(folder: Folder) -> None:
@@ -224,9 +200,6 @@ def test_every_event_of_an_assignment_is_found_by_its_tenant_its_correlation_and
         assert done.code == 0, done.err
         return sorted(json.loads(line)["event"]["event_type"] for line in done.out.splitlines())
 
-    def analysed(*words: str) -> int:
-        return int(json.loads(folder("audit", "analyse", "log.jsonl", "--json", *words).out)["events"])
-
     assert found("--work", one["assignment_id"]) == sorted(whole * 2), "the control: two tenants have it"
     for words in (
         ("--tenant", one["tenant_id"]),
@@ -234,9 +207,9 @@ def test_every_event_of_an_assignment_is_found_by_its_tenant_its_correlation_and
         ("--trace", one["correlation"]["trace_id"], "--tenant", one["tenant_id"]),
     ):
         assert found(*words) == whole, words
-        assert analysed(*words) == 4, words
+        assert folder.json("audit", "analyse", "log.jsonl", *words)["events"] == 4, words
     for tenant in (one["tenant_id"], others[-1]["tenant_id"]):
-        shown = json.loads(folder("job", "show", one["assignment_id"], "--tenant", tenant, "--json").out)
+        shown = folder.json("job", "show", one["assignment_id"], "--tenant", tenant)
         assert sorted(event["event_type"] for event in shown["events"]) == whole
         (routed,) = (event for event in shown["events"] if event["event_type"] == "routing")
         assert routed["worker_id"] == "worker-1"
@@ -359,8 +332,7 @@ def test_an_operator_sees_true_rates_and_pipes_a_selection_of_a_run(folder: Fold
     lines = [{"job": {"type": "fs.blob_get", "payload": {"path": name}}, "tenant_id": "acme"} for name in names]
     folder.write_lines("work.jsonl", *lines)
     folder.ends(folder.start("run", "work.jsonl"))
-    analysis = json.loads(piped(folder, "audit", "analyse", "--json")[1])
-    step = analysis["categories"]["block:fs.blob_get"]
+    step = json.loads(piped(folder, "audit", "analyse", "--json")[1])["categories"]["block:fs.blob_get"]
     assert (step["success_rate"], step["ended"], step["success_of"]) == (0.9, {"error": 1, "success": 9}, "assignments")
     _, text = piped(folder, "audit", "export", "-", "--type", "completed", "--tenant", "acme")
     assert Counter(json.loads(line)["event"]["status"] for line in text.splitlines()) == {"success": 9, "error": 1}

@@ -1,12 +1,17 @@
-"""An `async def` step that blocks its event loop: its own work, its neighbours, its keys, and the types it knows."""
+"""
+An `async def` step that blocks its event loop: its own work, its neighbours, its keys, and the types it knows.
+
+And one that ignores its cancellation: its process answers in time, and ends when it is asked to.
+"""
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
 
-from tests.acceptance.folder import CONFIG, Folder, throughout, until
+from tests.acceptance.folder import CONFIG, Folder, throughout, until, without
 
 STEPS = """\
 import os
@@ -32,15 +37,10 @@ def effects(folder: Folder) -> list[str]:
 def started(folder: Folder, protection: str) -> list[subprocess.Popen[str]]:
     """A router and two workers with leases of three seconds, and a step that blocks one of them for eleven."""
     folder.write("blocks.py", STEPS)
-    program = ("-m", "tests.acceptance.weakened", protection)
     folder.part("router")
-    workers = []
-    for name in ("one", "two"):
-        process = folder.start("worker", "start", "--worker-id", name, "--module", "blocks", program=program)
-        assert process.stderr is not None
-        assert " is ready" in process.stderr.readline()
-        workers.append(process)
-    assert folder("submit", "--type", "own.blocking", "--id", "slow").code == 0
+    words = ("--module", "blocks", "--worker-id")
+    workers = [folder.part("worker", *words, name, protection=protection) for name in ("one", "two")]
+    folder.submit("own.blocking", "slow")
     until(lambda: len(effects(folder)) == 1)
     return workers
 
@@ -116,12 +116,8 @@ async def only(inputs, context):
 """
 
 
-def weakened(protection: str) -> tuple[str, ...]:
-    return ("-m", "tests.acceptance.weakened", protection) if protection else ("-m", "reefknot")
-
-
 def started_by(folder: Folder, kind: str, *words: str) -> None:
-    assert folder("submit", "--type", f"own.{kind}", "--id", kind, *words).code == 0
+    folder.submit(f"own.{kind}", kind, *words)
     until(lambda: kind in folder.begun())
 
 
@@ -129,7 +125,7 @@ def started_by(folder: Folder, kind: str, *words: str) -> None:
 def test_a_neighbour_that_returned_in_time_is_answered_by_its_result(folder: Folder, protection: str, end: str) -> None:
     """It has six seconds, and returns as soon as the loop is blocked, for seven; the second case is the control."""
     folder.write("neighbours.py", NEIGHBOURS)
-    folder.start("up", "--module", "neighbours", program=weakened(protection))
+    folder.start("up", "--module", "neighbours", program=without(protection))
     started_by(folder, "plain", "--timeout-ms", "6000")
     started_by(folder, "blocking")
     until(lambda: folder.state("plain") not in ("pending", "running"))
@@ -149,7 +145,7 @@ def test_a_key_is_held_for_as_long_as_its_loop_is_blocked(folder: Folder) -> Non
 def test_when_the_loop_alone_renews_keys_another_caller_gets_it(folder: Folder) -> None:
     """The control."""
     folder.write("neighbours.py", NEIGHBOURS)
-    folder.start("up", "--module", "neighbours", program=weakened("held-keys"))
+    folder.start("up", "--module", "neighbours", program=without("held-keys"))
     started_by(folder, "charge")
     until(lambda: folder("idempotency", "forget", "charge:order-7").code == 0)
 
@@ -158,7 +154,7 @@ def blocked_alone(folder: Folder, protection: str) -> None:
     """A router that waits a second for those who know a step, and a silent worker that is the only one who does."""
     folder.write("neighbours.py", NEIGHBOURS)
     folder.write("reefknot.yaml", CONFIG + "router: {patience_seconds: 1}\n")
-    folder.start("router", "start", program=weakened(protection))
+    folder.start("router", "start", program=without(protection))
     folder.part("worker", "--worker-id", "plain")
     folder.part("worker", "--worker-id", "knows", "--module", "neighbours")
     started_by(folder, "waiting", "--timeout-ms", "60000")
@@ -182,3 +178,34 @@ def test_when_a_silent_worker_counts_as_gone_such_work_is_quarantined(folder: Fo
     """The control."""
     blocked_alone(folder, "living-processes")
     until(lambda: folder.state("only") == "quarantined")
+
+
+DEAF = """\
+import asyncio
+import reefknot as rk
+
+@rk.block("own.deaf", timeout=1)
+async def deaf(inputs, context):
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            continue
+"""
+
+
+def test_a_process_with_such_a_step_answers_in_time_and_ends_when_asked(folder: Folder) -> None:
+    folder.write("stubborn.py", DEAF)
+    folder.configure("dashboard: {enabled: false}\n")
+    process = folder.start("up", "--module", "stubborn", "--drain", "1")
+
+    submitted = folder("submit", "--type", "own.deaf", "--id", "a", "--wait")
+    assert submitted.code != 0
+    assert "the time for all attempts was over after" in submitted.out
+    until(lambda: folder.state("a") in ("failed", "quarantined"))
+    process.terminate()
+    _, log = process.communicate(timeout=60)
+
+    assert process.returncode in (0, 143)
+    assert re.search(rf"its step goes on after its [\d.]+ s, at {folder.path / 'stubborn.py'}:8", log)
+    assert "a step ignores that it is cancelled" in log

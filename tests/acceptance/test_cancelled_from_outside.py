@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.acceptance.folder import CONFIG, HOLD, PATIENCE_S, Folder, throughout, until
+from tests.acceptance.folder import CONFIG, MODULE, PATIENCE_S, Folder, throughout, until
 
 STEPS = (
-    HOLD
+    MODULE
     + """
 @rk.block("own.vandal")
 async def vandal(inputs, context):
@@ -50,7 +50,7 @@ LOOK_S = 0.2
 
 @pytest.fixture
 def scene(folder: Folder) -> Folder:
-    folder.write("calls.py", STEPS)
+    folder.write("naps.py", STEPS)
     return folder
 
 
@@ -82,16 +82,16 @@ class Supervisor:
 def neighbours(folder: Folder) -> None:
     """Start three steps that run beside what comes."""
     for name in NEIGHBOURS:
-        folder.submit("own.hold", name)
+        folder.wait(name)
     until(lambda: set(NEIGHBOURS) <= set(folder.begun()))
 
 
 def up(folder: Folder) -> subprocess.Popen[str]:
-    return folder.up("--module", "calls", "--drain", "0.5")
+    return folder.up("--drain", "0.5")
 
 
 def worker(folder: Folder) -> subprocess.Popen[str]:
-    return folder.part("worker", "--module", "calls", "--drain", "0.5")
+    return folder.part("worker", "--module", "naps", "--drain", "0.5")
 
 
 @pytest.mark.parametrize(("start", "spares_itself"), [(up, True), (up, False), (worker, True)])
@@ -105,7 +105,7 @@ def test_a_step_that_cancels_every_task_ends_the_process_and_all_work_is_done(
     scene.submit("own.vandal", "bad", everything=True, spares_itself=spares_itself)
     system.until(lambda: bool(system.messages))
     scene.go()
-    scene.submit("own.hold", "later")
+    scene.wait("later")
     ends = [*NEIGHBOURS, "later", *(["bad"] if spares_itself else [])]  # else it is given up, after many starts
     system.until(lambda: scene.have_succeeded(*ends))
     assert all("was cancelled by a step" in one for one in system.messages)
@@ -134,7 +134,7 @@ def test_services_begin_again_and_the_process_goes_on(
     before = len(scene.states())
     (scene.path / "notes" / "second.md").write_text("second")
     scene.go()
-    scene.submit("own.hold", "later")
+    scene.wait("later")
     until(lambda: scene.have_succeeded(*NEIGHBOURS, "later"))
     until(lambda: len(scene.states()) >= before + 3)
     if start is up:
@@ -145,8 +145,8 @@ def test_services_begin_again_and_the_process_goes_on(
 
 
 def test_services_that_stay_cancelled_would_be_noticed(scene: Folder) -> None:
-    scene.write("calls.py", STEPS + BROKEN)
+    scene.write("naps.py", STEPS + BROKEN)
     cancelled_services(scene, up)
     scene.go()
-    scene.submit("own.hold", "later")
+    scene.wait("later")
     throughout(3.0, lambda: not scene.have_succeeded("later"))

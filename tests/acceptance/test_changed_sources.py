@@ -1,7 +1,12 @@
-"""Sources whose file of documents, connector or place in the configuration changes: nothing waits for ever unsaid."""
+"""
+Sources whose file of documents, connector or place in the configuration changes: nothing waits for ever unsaid.
+
+And a `source run` that was killed: the next one goes on at once, behind the last page that was kept.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -142,19 +147,48 @@ def test_a_file_that_is_read_only_stays_as_it_is(folder: Folder) -> None:
     assert (done.code, "is read-only" in done.err, file.read_text()) == (77, True, before)
 
 
-def test_a_test_names_the_place_of_a_wrong_setting(folder: Folder) -> None:
+def test_a_wrong_setting_and_a_source_that_cannot_be_watched_are_refused_with_their_place(folder: Folder) -> None:
+    before = folder.config.read_text()
+    words = ("--connector", "github_repository", "--set", "repository=a/b", "--on-change")
+    done = folder("source", "add", "code", *words)
+    assert (done.code, "cannot be watched; set every or cron" in done.err) == (78, True)
+    assert folder.config.read_text() == before
+    configure(folder, code="{connector: github_repository, repository: a/b, on_change: true}")
+    done = folder("config", "check")
+    assert (done.code, "reefknot.yaml:3:" in done.err) == (78, True), done.err
     configure(folder, docs="{connector: local_files, path: files, pathh: x}")
     done = folder("source", "test", "docs")
     column = 1 + len("  docs: {connector: local_files, path: files, ")
     assert (done.code, f"reefknot.yaml:3:{column}: sources.docs.pathh" in done.out) == (78, True), done.out
 
 
-def test_a_source_that_cannot_be_watched_is_refused_on_change(folder: Folder) -> None:
-    before = (folder.path / "reefknot.yaml").read_text()
-    words = ("--connector", "github_repository", "--set", "repository=a/b", "--on-change")
-    done = folder("source", "add", "code", *words)
-    assert (done.code, "cannot be watched; set every or cron" in done.err) == (78, True)
-    assert (folder.path / "reefknot.yaml").read_text() == before
-    configure(folder, code="{connector: github_repository, repository: a/b, on_change: true}")
-    done = folder("config", "check")
-    assert (done.code, "reefknot.yaml:3:" in done.err) == (78, True), done.err
+SLOW_PAGES = """\
+import os
+import time
+import reefknot as rk
+
+@rk.connector("slow_pages")
+async def fetch(context, request):
+    number = int(request.cursor or 0)
+    if number == 2 and os.path.exists("hangs"):
+        open("reached", "w").close()
+        time.sleep(60)
+    return rk.Page(str(number + 1), (rk.Document(str(number), f"p{number}", "1"),), is_last=number == 4)
+"""
+
+
+def test_the_next_run_goes_on_at_once(folder: Folder) -> None:
+    folder.write("slow.py", SLOW_PAGES)
+    (folder.path / "hangs").touch()
+    words = ("source", "add", "slow", "--connector", "slow_pages", "--module", "slow")
+    assert folder(*words).code == 0
+    killed = folder.start("source", "run", "slow", "--module", "slow")
+    until(lambda: (folder.path / "reached").exists())
+    folder.kill(killed)
+    (folder.path / "hangs").unlink()
+
+    began = time.monotonic()
+    done = folder("source", "run", "slow", "--module", "slow")
+    assert (done.code, "3 new or changed" in done.out) == (0, True), done
+    assert time.monotonic() - began < 30, "a lease of a minute is not waited for"
+    assert folder.json("source", "list")["sources"][0]["documents"] == 5

@@ -10,13 +10,12 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 
 import apsw
 
 from reefknot.queue.execution.slots import RUNS_ALONE
-from tests.acceptance.folder import PATIENCE_S, Folder, until
+from tests.acceptance.folder import PATIENCE_S, Folder, until, without
 
 MODULE = """\
 import asyncio
@@ -65,11 +64,10 @@ def submit_all(folder: Folder) -> None:
     assert [folder(*submission(name)).code for name in ALL] == [0] * len(ALL)
 
 
-def dies(folder: Folder, program: Sequence[str] = ("-m", "reefknot")) -> None:
+def dies(folder: Folder, protection: str = "") -> None:
     """A system that runs until a step ends its process."""
-    process = folder.start("up", "--module", "deaths", program=program)
+    process = folder.start("up", "--module", "deaths", program=without(protection))
     assert process.wait(PATIENCE_S) == 9, process.communicate()
-    process.communicate()
 
 
 def test_of_all_that_ran_when_a_process_died_only_the_culprit_is_quarantined(folder: Folder) -> None:
@@ -100,7 +98,7 @@ def test_without_isolation_its_neighbours_go_to_quarantine_with_it(folder: Folde
     (folder.path / "beside").touch()
     submit_all(folder)
     for _ in range(3):
-        dies(folder, ("-m", "tests.acceptance.weakened", "isolation"))
+        dies(folder, "isolation")
     process = folder.start("up", "--module", "deaths")
     wait_for_ends(folder, process)
     assert folder.states() == dict.fromkeys(ALL, "quarantined")
@@ -148,12 +146,9 @@ def abandoned(folder: Folder, protection: str) -> subprocess.Popen[str]:
     folder.write("late.py", LATE_STEP)
     folder.part("router")
     killed = folder.part("worker", "--worker-id", "one", "--module", "calm")
-    assert folder("submit", "--type", "own.calm", "--id", "calm", "--timeout-ms", "60000").code == 0
+    folder.submit("own.calm", "calm", "--timeout-ms", "60000")
     until(lambda: folder.begun() == ["calm"])
-    program = ("-m", "tests.acceptance.weakened", protection) if protection else ("-m", "reefknot")
-    process = folder.start("worker", "start", "--worker-id", "two", "--module", "late", program=program)
-    assert process.stderr is not None
-    assert " is ready" in process.stderr.readline()
+    process = folder.part("worker", "--worker-id", "two", "--module", "late", protection=protection)
     late = ("submit", "--type", "own.late", "--id", "late", "--timeout-ms", "300", "--wait", "--json")
     assert folder(*late).json["results"][0]["status"] == "timeout", "its time is over, and it runs on"
     folder.kill(killed)
@@ -212,16 +207,11 @@ def holding(folder: Folder, *kinds: str, protection: str = "") -> subprocess.Pop
     """A system that runs a step of each kind."""
     folder.write("held.py", HELD)
     before = len(folder.begun())
-    program = ("-m", "tests.acceptance.weakened", protection) if protection else ("-m", "reefknot")
-    process = folder.start("up", "--module", "held", program=program)
+    process = folder.start("up", "--module", "held", program=without(protection))
     for kind in kinds:
-        begin(folder, kind, before)
+        folder.submit(f"own.{kind}", kind, "--timeout-ms", "60000")
+        until(lambda: kind in folder.begun()[before:])  # noqa: B023 - at once
     return process
-
-
-def begin(folder: Folder, kind: str, before: int) -> None:
-    assert folder("submit", "--type", f"own.{kind}", "--id", kind, "--timeout-ms", "60000").code == 0
-    until(lambda: kind in folder.begun()[before:])
 
 
 def stop_twice(process: subprocess.Popen[str], how: signal.Signals, *, is_blocked: bool = False) -> float:

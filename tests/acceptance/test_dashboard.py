@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.acceptance.folder import PATIENCE_S, Folder, until
+from tests.warm_commands import run_cold
 
 CERTIFICATE = Path(__file__).parents[1] / "integration" / "localhost.pem"
 SERVED = {"REEFKNOT__DASHBOARD__ENABLED": "true", "REEFKNOT__DASHBOARD__PORT": "0"}
@@ -77,14 +78,12 @@ def test_the_token_of_a_service_is_in_no_log_but_in_a_private_file_that_ends_wit
     folder.wait("one")
     process = started(folder, *words)
     address = served(process)
-
     (file,) = (folder.path / ".reefknot").glob("dashboard-*.url")
     assert file.read_text() == f"{address.url}#token={address.token}\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert address.request("/jobs")[0] == 200
     _, _, err = folder.stop(process)
-    assert address.token not in err
-    assert not file.exists()
+    assert (address.token in err, file.exists()) == (False, False)
 
 
 def test_a_system_serves_its_own_store_and_work_is_done_through_the_api(folder: Folder) -> None:
@@ -113,9 +112,8 @@ def test_open_connections_do_not_keep_a_system_from_ending(folder: Folder) -> No
     process = started(folder, "up")
     address = served(process)
     port = int(address.url.rsplit(":", 1)[1].rstrip("/"))
-    head = (
-        f"GET /live?view=overview HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {address.token}\r\n\r\n"
-    )
+    host = f"Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {address.token}"
+    head = f"GET /live?view=overview HTTP/1.1\r\n{host}\r\n\r\n"
     with ExitStack() as stack:
         idle, halfway, live = (
             stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S)) for _ in range(3)
@@ -142,10 +140,8 @@ def test_looks_at_the_health_leave_a_system_its_store(folder: Folder) -> None:
     with urllib.request.urlopen(page, timeout=PATIENCE_S) as answer:
         assert answer.status == 200
     assert address.request("/doctor")[0] == 200
-    client = (
-        "import sqlite3; c = sqlite3.connect('.reefknot/state.db'); c.execute('SELECT count(*) FROM work'); c.close()"
-    )
-    subprocess.run([sys.executable, "-c", client], cwd=folder.path, check=True, timeout=PATIENCE_S)
+    look = "c.execute('SELECT count(*) FROM work'); c.close()"
+    run_cold(sys.executable, "-c", f"import sqlite3; c = sqlite3.connect('{folder.store}'); {look}", check=True)
 
     assert (folder.path / ".reefknot" / "state.db-wal").exists()
     assert address.request("/jobs", {"assignment_id": "after", "job": {"type": "fs.blob_get"}})[0] == 200
@@ -154,11 +150,10 @@ def test_looks_at_the_health_leave_a_system_its_store(folder: Folder) -> None:
 
 
 def test_a_store_that_goes_away_is_told_and_found_again_when_it_is_back(folder: Folder) -> None:
-    assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
+    folder.submit("fs.blob_get", "kept")
     process = started(folder, "dashboard")
     address = served(process)
     assert address.request("/jobs/kept")[0] == 200
-
     store, away = folder.path / ".reefknot", folder.path / "away"
     shutil.copytree(store, away)
     shutil.rmtree(store)

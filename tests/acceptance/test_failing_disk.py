@@ -106,30 +106,20 @@ EVERY_LINE += "run_name='__main__')"
 """The system of before: every error has its line."""
 
 
-def on_a_full_disk(folder: Folder, *program: str) -> subprocess.Popen[str]:
+@pytest.mark.parametrize("is_bounded", [True, False], ids=["once", "control"])
+def test_on_a_full_disk_an_error_of_one_kind_is_logged_once_a_minute(folder: Folder, is_bounded: bool) -> None:
+    """The control, without that rule: every second."""
+    program = ("-m", "tests.faults.full_disk") if is_bounded else ("-c", EVERY_LINE)
     process = folder.start("up", *NAPS, "--for", "5", "--log-format", "text", program=(*program, "full"))
     assert process.stderr is not None
     assert process.stderr.readline().startswith("up ")
     (folder.path / "full").touch()
-    return process
-
-
-def test_on_a_full_disk_an_error_of_one_kind_is_logged_once_a_minute(folder: Folder) -> None:
-    code, _, err = folder.ends(on_a_full_disk(folder, "-m", "tests.faults.full_disk"))
-
+    code, _, err = folder.ends(process)
     logged = [line.partition(" ERROR ")[2].partition("(")[0] for line in err.splitlines() if " ERROR " in line]
-    assert any(STATUS in line for line in logged), err
-    assert len(logged) == len(set(logged)), err
-    assert code == 0
-
-
-def test_without_that_rule_it_is_logged_every_second(folder: Folder) -> None:
-    """The control."""
-    process = on_a_full_disk(folder, "-c", EVERY_LINE)
-    assert process.stderr is not None
-    lines = [line for line in process.stderr if STATUS in line]
-
-    assert len(lines) > 1
+    statuses = [line for line in logged if STATUS in line]
+    assert (len(statuses) == 1) is is_bounded, err
+    if is_bounded:
+        assert (code, len(logged)) == (0, len(set(logged))), err
 
 
 GUARDED = """

@@ -91,6 +91,12 @@ def test_an_id_alone_finds_the_job_of_the_only_tenant_that_has_it(folder: Folder
     cancelled = folder.json("job", "cancel", "order-7")
     assert (cancelled["tenant_id"], cancelled["state"]) == ("acme", "cancelled")
     assert folder.json("job", "retry", "order-7")["tenant_ids"] == ["acme"]
+    cancelled = folder.json("job", "cancel", "order-8", "--tenant", "acme", "--because", "enough")
+    assert (cancelled["id"], cancelled["tenant_id"], cancelled["state"]) == ("order-8", "acme", "cancelled")
+    assert states(folder, "--tenant", "bolt") == {"pending": 1}
+    named = ("--id", "order-8", "--tenant", "acme", "--inputs", '{"name": "order-8"}')
+    waited = folder("submit", "--type", "own.wait", *named, "--wait", "--json")
+    assert [(one["tenant_id"], one["status"]) for one in waited.json["results"]] == [("acme", "cancelled")]
     assert folder("job", "show", "order-77").code == 1
 
 

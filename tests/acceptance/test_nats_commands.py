@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 
 from reefknot.console.nats_servers import NatsServer, find_nats_server, running_nats
 from reefknot.runtime.seeds import new_id
-from tests.acceptance.folder import until
+from tests.acceptance.folder import Folder, until
 from tests.nats_servers import kill, restart
 from tests.warm_commands import WarmCommand, run_cold, run_warm
 
@@ -486,3 +487,27 @@ def test_a_running_system_whose_credentials_are_refused_says_so_and_goes_on_when
             assert '{"hello": "world"}' in person.done("submit", "--type", "own.hello", "--wait")
     assert said.read_text().count("refuses this user") == 1
     assert TOKEN not in said.read_text()
+
+
+ENDS_WITHIN_S = 20.0
+"""15 s, and what a loaded machine takes more."""
+TERMINATED = 143
+
+
+def test_a_system_ends_soon_although_its_server_is_away_and_its_work_is_done_by_the_next(
+    folder: Folder, own_nats_server: NatsServer
+) -> None:
+    folder.set_variable("REEFKNOT__ENGINE", own_nats_server.url)
+    system = folder.up("--drain", "1")
+    for name in ("order-1", "order-2"):
+        folder.wait(name)
+    until(lambda: set(folder.begun()) == {"order-1", "order-2"})
+    kill(own_nats_server)
+    began = time.monotonic()
+    code, _, err = folder.stop(system)
+    took = time.monotonic() - began
+    assert (code, took < ENDS_WITHIN_S) == (TERMINATED, True), (took, err)
+    restart(own_nats_server)
+    folder.go()
+    folder.up()
+    until(lambda: folder.have_succeeded("order-1", "order-2"))

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from reefknot.stores.sqlite.connection import VERSION
-from tests.acceptance.folder import CONFIG, HOLD, PATIENCE_S, Folder, until
+from tests.acceptance.folder import CONFIG, MODULE, PATIENCE_S, Folder, until
 
 STEPS = (
-    HOLD
+    MODULE
     + """
 @rk.block("own.die")
 async def die(inputs, context):
@@ -32,7 +32,7 @@ async def refused(inputs, context):
     raise ConnectionRefusedError("printer.example:9100 refused")
 """
 )
-CALLS = ("--module", "calls")
+CALLS = ("--module", "naps")
 WITHIN_S = 15.0
 
 
@@ -47,7 +47,7 @@ class Told(NamedTuple):
 
 @pytest.fixture
 def scene(folder: Folder) -> Folder:
-    folder.write("calls.py", STEPS)
+    folder.write("naps.py", STEPS)
     return folder
 
 
@@ -86,7 +86,7 @@ def raised_within(folder: Folder, alert: str, began: float) -> None:
 
 def test_no_router_and_no_worker_are_told_everywhere_and_a_dead_part_stays_visible(scene: Folder) -> None:
     worker = scene.part("worker", *CALLS)
-    scene.submit("own.hold", "order-7")
+    scene.wait("order-7")
     began = at(scene.events("submitted")[0])
     assert waits(scene, "order-7") == "no_router"
     found = asked(scene, "order-7")
@@ -123,7 +123,7 @@ def test_no_router_and_no_worker_are_told_everywhere_and_a_dead_part_stays_visib
 def test_of_a_worker_that_died_the_jobs_it_held_are_told(scene: Folder) -> None:
     scene.part("router")
     worker = scene.part("worker", *CALLS)
-    scene.submit("own.hold", "order-7")
+    scene.wait("order-7")
     until(lambda: scene.json("worker", "list")["workers"][0]["classes"]["cpu"]["active"] == 1)
     scene.kill(worker)
     until(lambda: len(scene.events("worker_gone")) == 1)
@@ -133,7 +133,7 @@ def test_of_a_worker_that_died_the_jobs_it_held_are_told(scene: Folder) -> None:
 
 
 def test_a_dashboard_alone_raises_the_alert(scene: Folder) -> None:
-    scene.submit("own.hold", "order-7")
+    scene.wait("order-7")
     process = scene.start("dashboard", "--port", "0", "--json")
     assert process.stdout is not None
     assert process.stdout.readline() == "{\n", "it is served"
@@ -143,7 +143,7 @@ def test_a_dashboard_alone_raises_the_alert(scene: Folder) -> None:
 def test_poison_is_told_with_the_way_out(scene: Folder) -> None:
     scene.submit("own.die", "poison")
     for _ in range(3):
-        process = scene.start("up", "--module", "calls")
+        process = scene.start("up", *CALLS)
         assert process.wait(PATIENCE_S) != 0
     scene.part("router")
     scene.part("worker", *CALLS)
@@ -163,7 +163,7 @@ def test_an_outage_is_told_with_its_destination(scene: Folder) -> None:
         "pages.jsonl", *({"assignment_id": f"page-{n}", "job": {"type": "own.refused"}} for n in range(130))
     )
     assert scene("submit", "pages.jsonl").code == 0
-    scene.up("--module", "calls")
+    scene.up()
     until(lambda: bool(scene.json("top", "--once")["breakers"]))
     jobs = scene.json("job", "list", "--limit", "200")["jobs"]
     held = [one["id"] for one in jobs if one["waiting"] and one["waiting"]["code"] == "destination_down"]
@@ -186,11 +186,11 @@ SMALL = (
 
 def test_overload_is_told_with_the_full_queue(scene: Folder) -> None:
     scene.write("reefknot.yaml", CONFIG.replace("queue: {v2: {enabled: true}}", SMALL))
-    scene.up("--module", "calls")
-    scene.submit("own.hold", "report-0")
+    scene.up()
+    scene.wait("report-0")
     until(lambda: "report-0" in scene.begun())
     for number in (1, 2, 3):
-        scene.submit("own.hold", f"report-{number}")
+        scene.wait(f"report-{number}")
     until(lambda: waits(scene, "report-3") == "pool_full")
     until(lambda: "worker-1 cpu is critical" in scene("top", "--once").out)
     found = asked(scene, "report-3")
@@ -202,7 +202,7 @@ def test_overload_is_told_with_the_full_queue(scene: Folder) -> None:
 
 
 def test_a_full_disk_is_told(scene: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene.submit("own.hold", "order-7")
+    scene.wait("order-7")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
     found = asked(scene, "order-7")
     assert found.code == 1
@@ -210,7 +210,7 @@ def test_a_full_disk_is_told(scene: Folder, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_wrong_configuration_is_told_with_its_line(scene: Folder) -> None:
-    scene.submit("own.hold", "order-7")
+    scene.wait("order-7")
     scene.write("reefknot.yaml", "worker:\n  quarantine_faild: true\n")
     found = asked(scene, "order-7")
     assert found.code == 78
@@ -234,12 +234,12 @@ def runs_again(scene: Folder, job: str) -> None:
     assert scene("audit", "verify").code == 0
     says(asked(scene, job), "no system is running", "reefknot up")
     scene.go()
-    scene.up("--module", "calls")
+    scene.up()
     until(lambda: scene.state(job) == "succeeded")
 
 
 def test_an_upgrade_is_rolled_back_by_the_copy_that_it_kept(scene: Folder) -> None:
-    scene.submit("own.hold", "order-7")
+    scene.wait("order-7")
     code, _, err = scene.ends(scene.start("store", "migrate", program=("-m", "tests.acceptance.newer")))
     assert code == 0, err
     copy = scene.path / ".reefknot" / f"state.db.v{VERSION}.bak"
@@ -252,7 +252,7 @@ def test_an_upgrade_is_rolled_back_by_the_copy_that_it_kept(scene: Folder) -> No
 
 
 def test_a_newer_store_without_a_copy_is_told_without_one(scene: Folder) -> None:
-    scene.submit("own.hold", "order-7")
+    scene.wait("order-7")
     state = scene.path / ".reefknot" / "state.db"
     with sqlite3.connect(state) as connection:
         connection.execute("PRAGMA user_version = 99")
@@ -264,7 +264,7 @@ def test_a_newer_store_without_a_copy_is_told_without_one(scene: Folder) -> None
 
 
 def test_a_damaged_store_is_restored_from_a_backup(scene: Folder) -> None:
-    scene.submit("own.hold", "order-7")
+    scene.wait("order-7")
     assert scene("store", "backup", "old.db").code == 0
     state = scene.path / ".reefknot" / "state.db"
     content = bytearray(state.read_bytes())

@@ -107,8 +107,9 @@ def test_a_test_of_a_folder_names_what_this_user_may_not_read(folder: Folder) ->
     shut.mkdir()
     assert folder("source", "add", "notes", "--connector", "local_files", "--path", "files").code == 0
 
+    code, answer = outcome_for_a_user(folder, folder.path / "files")
+    assert (code, "may not be read by this user" in answer) == (77, True), answer
     code, answer = outcome_for_a_user(folder, shut)
-
     assert code == 0
     assert answer.endswith(f"files: 1 file; cannot be read: shut/: {DENIED}{installation_note()}")
 

@@ -88,22 +88,17 @@ def test_the_unit_is_right_for_systemd(tmp_path: Path) -> None:
     assert "DynamicUsr" in verified(text.replace("DynamicUser", "DynamicUsr"), tmp_path), "the control"
 
 
-def test_the_unit_and_the_container_run_as_a_user_without_rights() -> None:
+def test_the_unit_and_the_container_run_as_a_user_without_rights_and_stop_after_the_drain() -> None:
     service = unit()["Service"]
-    lines = (DEPLOY / "Containerfile").read_text().splitlines()
-
+    container = (DEPLOY / "Containerfile").read_text()
+    lines = container.splitlines()
     assert (service["DynamicUser"], service["NoNewPrivileges"], service["CapabilityBoundingSet"]) == ("yes", "yes", "")
     assert service["ProtectSystem"] == "strict"
     assert lines.index("USER reefknot") > max(n for n, line in enumerate(lines) if line.startswith(("RUN", "COPY")))
-
-
-def test_a_stop_has_more_time_than_the_drain() -> None:
-    service = unit()["Service"]
     words = shlex.split(service["ExecStart"])
     drain = int(words[words.index("--drain") + 1])
-
     assert drain + 10 < int(service["TimeoutStopSec"])
-    assert f'"--drain", "{drain}"' in (DEPLOY / "Containerfile").read_text()
+    assert f'"--drain", "{drain}"' in container
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import signal
@@ -379,24 +378,6 @@ def test_an_error_inside_a_connector_of_ones_own_is_told_with_its_line(wiki: Wik
     wiki.config.write_text("sources:\n  w: {connector: new_wiki}\n")
     done = wiki("source", "test", "--module", "new_wiki")
     assert (done.code, "new_wiki.py:27: KeyError: 'home'" in done.out) == (78, True)
-
-
-def test_a_folder_that_may_not_be_read_is_no_wrong_setting(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    shut, usual = folder.path / "shut", os.open
-
-    def denied(path: Any, *arguments: Any, **more: Any) -> int:
-        """The superuser, too, is denied the folder."""
-        if path == shut:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return usual(path, *arguments, **more)
-
-    shut.mkdir()
-    assert folder("source", "add", "notes", "--connector", "local_files", "--path", str(shut)).code == 0
-    assert folder("source", "test", "notes").code == 0
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "open", denied)
-        done = folder("source", "test", "notes")
-    assert (done.code, "may not be read by this user" in done.out) == (77, True)
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------

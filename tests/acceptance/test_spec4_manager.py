@@ -1,7 +1,7 @@
 """
 Retry and idempotency design: the retry flow, the key, the audit samples, and the testing strategy item by item.
 
-Exception lists by themselves are in `test_spec4_exceptions.py`, the rows of the matrix in `test_spec4_matrix.py`. Where
+Exception lists by themselves and the rows of the matrix are in `test_spec4_matrix.py`. Where
 the document's own code is wrong, the test says what holds instead.
 """
 

@@ -136,20 +136,6 @@ def _line(tenant: str | None, **payload: object) -> str:
     return json.dumps({"assignment_id": "order-7", "request_id": "r", "job": job, **whose}) + "\n"
 
 
-def test_an_operator_names_the_tenant_of_a_job(folder: Folder) -> None:
-    for tenant in ("acme", "bolt"):
-        words = ("submit", "--type", "own.tell", "--id", "order-7", "--tenant", tenant)
-        assert folder(*words).out == "order-7\n"
-    absent = folder("job", "cancel", "order-7")
-    assert (absent.code, "--tenant" in absent.err) == (1, True)
-    cancelled = folder.json("job", "cancel", "order-7", "--tenant", "acme", "--because", "enough")
-    assert (cancelled["id"], cancelled["tenant_id"], cancelled["state"]) == ("order-7", "acme", "cancelled")
-    states = {one["tenant_id"]: one["state"] for one in folder.json("job", "list")["jobs"]}
-    assert states == {"acme": "cancelled", "bolt": "pending"}
-    waited = folder("submit", "--type", "own.tell", "--id", "order-7", "--tenant", "acme", "--wait", "--json")
-    assert [(one["tenant_id"], one["status"]) for one in waited.json["results"]] == [("acme", "cancelled")]
-
-
 def test_what_failed_for_one_tenant_is_requeued_for_it_alone(folder: Folder) -> None:
     folder.write("tell.py", STEP)
     folder.write("work.jsonl", _line("acme", fails=True) + _line("bolt", fails=True))
