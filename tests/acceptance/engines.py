@@ -3,7 +3,7 @@ The engines that a story of the command line runs on: SQLite for every one, NATS
 
 `make test` repeats the stories of `REPRESENTATIVE` on NATS; `make faults`, or `REEFKNOT_ACCEPTANCE_ON_NATS=all`, all of
 them, and `REEFKNOT_FAULT_POINTS=all` those that have a full size. Whatever is not repeated has its reason here. Stories
-in virtual time (`test_spec1_worker`, `test_spec5_backpressure`) have no store on a server, because a virtual loop does
+in virtual time (`test_spec1`, `test_spec5_backpressure`) have no store on a server, because a virtual loop does
 not wait for one: there `tests/integration/test_nats_peers.py` says the same of a worker that is a process.
 """
 
