@@ -383,6 +383,24 @@ def test_a_name_that_nobody_has_used_is_refused_by_a_command_that_only_looks(per
     assert "first" in person.done("job", "list", "--engine", url)
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"max_msgs": 100}, "max_msgs is 100, not -1"),
+        ({"subject_delete_marker_ttl": 1_000_000_000, "allow_rollup_hdrs": True}, "subject_delete_marker_ttl is"),
+    ],
+    ids=["bounded", "markers"],
+)
+def test_a_stream_that_somebody_changed_is_named(person: Person, url: str, changes: Any, named: str) -> None:
+    server, _, name = url.rpartition("/")
+    person.done("submit", "--type", "own.hello", "--engine", url)
+    edit(server, f"{name}_state", **changes)
+    for words in (("job", "list"), ("submit", "--type", "own.hello")):
+        said = person.refused(MISCONFIGURED, *words, "--engine", url)
+        assert f"the stream {name}_state was changed: {named}" in said
+        assert f"nats stream edit {name}_state" in said
+
+
 def test_what_is_for_files_is_refused_with_what_there_is_instead(person: Person, url: str) -> None:
     for words in (("check",), ("backup", "copy.db"), ("migrate",), ("compact",)):
         said = person.refused(USAGE, "store", *words, "--engine", url)
