@@ -280,7 +280,7 @@ def events_in(path: Path) -> list[dict[str, Any]]:
 
 
 def rehash(connection: apsw.Connection) -> None:
-    """Make the chain of a store anew, as somebody who knows how it is made."""
+    """Make the chain of a store again, as a forger does who knows how it is made."""
     head = Head(str(connection.execute("SELECT chain FROM audit_head").get))
     for sequence, body in connection.execute("SELECT sequence, body FROM audit ORDER BY sequence").fetchall():
         head, hashed = link(head, str(body).encode())

@@ -232,11 +232,12 @@ def test_mistakes_in_schedules_and_timetables_are_told_with_their_places(folder:
     at = f"reefknot.yaml:{len(before.splitlines()) + 4}:5: "
     schedule = "    cron: 0 0 30 2 *\n    assignment:\n      job: {tipe: own.nap}\n"
     source = "    every: 1h\n    time_zone: UTC\n    connector: local_files\n    path: files\n"
+    cron = "schedules.x.cron: '0 0 30 2 *' is not accepted; accepted: five fields"
+    unknown = "schedules.x.assignment.job.tipe: unknown field; accepted: type"
     for text, *told in (
-        (f"schedules:\n  x:\n{schedule}", "schedules.x.cron: '0 0 30 2 *' is not accepted; accepted: five fields",
-         "schedules.x.assignment.job.tipe: unknown field; accepted: type"),
+        (f"schedules:\n  x:\n{schedule}", cron, unknown),
         (f"sources:\n  x:\n{source}", f"{at}sources.x.time_zone: not accepted without cron"),
-    ):  # fmt: skip
+    ):
         folder.config.write_text(before + text)
         done = folder("config", "check")
         assert (done.code, [one for one in told if one not in done.err]) == (78, [])

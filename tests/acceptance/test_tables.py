@@ -126,9 +126,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         try:
             until(lambda: run_warm("submit", "work.jsonl", "--wait", cwd=path, env=os.environ).returncode == 1)
             asyncio.run(keep_a_key(path))
-            for text, *words in (("worker-1", "router", "status"), ("local_files", "telemetry", "show"),
-                                 ("quarantine_growth", "alert", "list")):  # fmt: skip
-                until(lambda: text in run_warm(*words, cwd=path, env=os.environ).stdout)  # noqa: B023 - at once
+            shown = {"router status": "worker-1", "telemetry show": "local_files", "alert list": "quarantine_growth"}
+            for line, text in shown.items():
+                until(lambda: text in run_warm(*line.split(), cwd=path, env=os.environ).stdout)  # noqa: B023 - at once
             yield path
         finally:
             system.kill()

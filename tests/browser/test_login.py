@@ -17,7 +17,7 @@ from tests.browser.running import MODULE, MOST_MS, OPERATOR, PATIENCE_S, READER,
 
 @pytest.fixture
 def stranger(browser: Browser) -> Iterator[Page]:
-    """A window in which nobody is logged in."""
+    """A window without a login."""
     context = browser.new_context()
     context.set_default_timeout(MOST_MS)
     yield context.new_page()
