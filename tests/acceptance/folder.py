@@ -111,7 +111,7 @@ class Folder:
     @property
     def has_store(self) -> bool:
         """Whether a command finds the store; one on a server is always there."""
-        return not self.engine.startswith("sqlite:") or (self.path / ".reefknot" / "state.db").exists()
+        return not self.engine.startswith("sqlite:") or (self.store.exists() and self.store.stat().st_size > 0)
 
     @property
     def store(self) -> Path:
