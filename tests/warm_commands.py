@@ -90,6 +90,12 @@ def run_warm(
     return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
+def run_cold(*words: str | Path, check: bool = False, **given: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, without input and with what it says as text; more as for `subprocess.run`."""
+    usual: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 120.0}
+    return subprocess.run([str(word) for word in words], check=check, **(usual | given))
+
+
 _launchers: dict[tuple[tuple[str, str], ...], socket.socket] = {}
 
 

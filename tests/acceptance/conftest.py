@@ -39,3 +39,9 @@ def folder(
     made = Folder(tmp_path, Commands(tmp_path, monkeypatch, capsys), engine=engine)
     yield made
     made.end()
+
+
+@pytest.fixture
+def rk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
+    """Commands in an empty folder, in this process."""
+    return Commands(tmp_path, monkeypatch, capsys)

@@ -12,8 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import apsw
+
+from reefknot.audit.model.chain import Head, link
 from tests.unit.console.cli.running import Commands, Ended
-from tests.warm_commands import WarmCommand
+from tests.warm_commands import WarmCommand, run_cold
 
 CONFIG = """\
 worker:
@@ -43,26 +46,31 @@ async def wait(inputs, context):
         await asyncio.sleep(0.05)
     return {}
 """
-HOLD = """\
-import asyncio
-import os
-import reefknot as rk
-
-@rk.block("own.hold")
-async def hold(inputs, context):
-    with open("begun.txt", "a") as file:
-        file.write(context.assignment_id + "\\n")
-    while not os.path.exists("go"):
-        await asyncio.sleep(0.05)
-    return {}
+MANY = """\
+import contextlib, io, json, sys
+from reefknot.console.cli import main
+if "newer" in sys.argv:
+    from tests.acceptance.newer import become_newer
+    become_newer()
+ended = []
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    ended.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(ended))
 """
-"""The beginning of a module of steps: one that writes its id, and goes on until `go` is called."""
 PRODUCT = ("-m", "reefknot")
 PATIENCE_S = 30.0
 ROOT = Path(__file__).parents[2]
 
 NO_DASHBOARD = {"REEFKNOT__DASHBOARD__ENABLED": "false"}
 """For systems of tests that are not about it: they start and end a little faster."""
+
+
+def without(protection: str) -> tuple[str, ...]:
+    """The program without one of its protections (`weakened`), or as it is."""
+    return ("-m", "tests.acceptance.weakened", protection) if protection else PRODUCT
 
 
 class Folder:
@@ -103,7 +111,7 @@ class Folder:
     @property
     def has_store(self) -> bool:
         """Whether a command finds the store; one on a server is always there."""
-        return not self.engine.startswith("sqlite:") or (self.path / ".reefknot" / "state.db").exists()
+        return not self.engine.startswith("sqlite:") or (self.store.exists() and self.store.stat().st_size > 0)
 
     @property
     def store(self) -> Path:
@@ -184,9 +192,9 @@ class Folder:
         assert process.stderr.readline().startswith("up ")
         return process
 
-    def part(self, kind: str, *words: str) -> subprocess.Popen[str]:
+    def part(self, kind: str, *words: str, protection: str = "") -> subprocess.Popen[str]:
         """A router or a worker, as soon as it says that it is ready; what it says before is of its configuration."""
-        process = self.start(kind, "start", *words)
+        process = self.start(kind, "start", *words, program=without(protection))
         assert process.stderr is not None
         lines = [process.stderr.readline()]
         while not (lines[-1].startswith(f"{kind} ") and " is ready" in lines[-1]):
@@ -197,7 +205,9 @@ class Folder:
     def ends(self, process: subprocess.Popen[str]) -> tuple[int, str, str]:
         """Its exit code, and what it said."""
         out, err = process.communicate(timeout=PATIENCE_S)
-        ours = [line for line in err.splitlines() if line.startswith("Traceback")]  # those of steps are indented
+        ours = [
+            line for line in (err or "").splitlines() if line.startswith("Traceback")
+        ]  # those of steps are indented
         assert not ours, err
         return process.returncode, out, err
 
@@ -205,6 +215,24 @@ class Folder:
         """Send it a signal: its exit code, and what it said."""
         process.send_signal(how)
         return self.ends(process)
+
+    def kill(self, process: subprocess.Popen[str]) -> None:
+        """End it as a power cut would."""
+        process.kill()
+        process.wait()
+
+    def as_user(self, *commands: Sequence[str], by: str = "this version") -> list[tuple[int, str, str]]:
+        """
+        Code and output of each command, in one process of a user to whom permissions apply.
+
+        Root may write everything, and gives its privileges away. `by="newer"` runs them as a made-up newer version.
+        """
+        plain = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+        words = [*plain, sys.executable, "-c", MANY, json.dumps(commands), by]
+        done = run_cold(*words, cwd=self.path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0, done.stderr
+        ended: list[tuple[int, str, str]] = json.loads(done.stdout)
+        return ended
 
     def run_file(self, name: str, *words: str, **start: Any) -> tuple[int, str, str]:
         """`reefknot run` as a process, to its end."""
@@ -240,6 +268,24 @@ def until(holds: Callable[[], bool]) -> None:
         now = time.monotonic()
         assert now < ends, "it did not come to that"
         time.sleep(max(0.05, 3 * (now - began)))
+
+
+def events_in(path: Path) -> list[dict[str, Any]]:
+    """Every event in the file of a store, as it stands there."""
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return [json.loads(body) for (body,) in connection.execute("SELECT body FROM audit ORDER BY sequence")]
+    finally:
+        connection.close()
+
+
+def rehash(connection: apsw.Connection) -> None:
+    """Make the chain of a store again, as a forger does who knows how it is made."""
+    head = Head(str(connection.execute("SELECT chain FROM audit_head").get))
+    for sequence, body in connection.execute("SELECT sequence, body FROM audit ORDER BY sequence").fetchall():
+        head, hashed = link(head, str(body).encode())
+        connection.execute("UPDATE audit SET hash = ? WHERE sequence = ?", (hashed, sequence))
+    connection.execute("UPDATE audit_head SET hash = ?", (head.hash,))
 
 
 def throughout(seconds: float, holds: Callable[[], bool]) -> None:

@@ -14,11 +14,11 @@ import pytest
 from reefknot.app.alerts import LOOK_EVERY_S
 from reefknot.console.nats_servers import NatsServer
 from reefknot.runtime.seeds import new_id
-from tests.acceptance.folder import Folder, until
+from tests.acceptance.folder import Folder, until, without
 from tests.acceptance.test_nats_commands import edit
 from tests.unit.console.cli.running import Commands
 
-QUICK = ("-m", "tests.acceptance.weakened", "slow-looks")
+QUICK = without("slow-looks")
 FAILING = """\
 import reefknot as rk
 
@@ -50,35 +50,30 @@ def hook(folder: Folder) -> Iterator[list[dict[str, Any]]]:
     handler = type("OwnHook", (Hook,), {"told": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        (folder.path / "failing.py").write_text(FAILING)
-        with (folder.path / "reefknot.yaml").open("a") as file:
-            file.write(
-                "  http: {allow: [127.0.0.1]}\n"
-                "alerts:\n"
-                "  rules:\n"
-                "    retry_rate: {threshold: 2, clear: 1, for_seconds: 0}\n"
-                "    quarantine_growth: {enabled: false}\n"
-                "    success_rate: {enabled: false}\n"
-                f"  webhook: http://127.0.0.1:{server.server_port}/alerts\n"
-            )
+        folder.write("failing.py", FAILING)
+        folder.configure(
+            "  http: {allow: [127.0.0.1]}\n"
+            "alerts:\n"
+            "  rules:\n"
+            "    retry_rate: {threshold: 2, clear: 1, for_seconds: 0}\n"
+            "    quarantine_growth: {enabled: false}\n"
+            "    success_rate: {enabled: false}\n"
+            f"  webhook: http://127.0.0.1:{server.server_port}/alerts\n"
+        )
         yield handler.told  # type: ignore[attr-defined] # it is there
         server.shutdown()
 
 
 def events(folder: Folder, code: str) -> list[dict[str, Any]]:
     """The events of alerts with this code."""
-    lines = folder("audit", "tail", "--lines", "1000", "--json").out.splitlines()
-    found = [json.loads(line)["event"] for line in lines]
-    return [one for one in found if one.get("event_code") == code]
+    kind = {"RK-801": "alert_raised", "RK-802": "alert_resolved"}[code]
+    return folder.events(kind)
 
 
 def retry(folder: Folder) -> None:
     """Two jobs at once with two retries each: enough to raise the alert once, and too few to raise it again."""
-    jobs = [
-        {"assignment_id": f"job-{number}", "request_id": f"job-{number}", "job": {"type": "own.flaky", "payload": {}}}
-        for number in range(2)
-    ]
-    (folder.path / "flaky.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in jobs))
+    jobs = [{"assignment_id": name, "request_id": name, "job": {"type": "own.flaky"}} for name in ("job-0", "job-1")]
+    folder.write_lines("flaky.jsonl", *jobs)
     assert folder("submit", "flaky.jsonl").code == 0
 
 
@@ -114,8 +109,7 @@ def test_an_alert_that_was_raised_is_there_after_its_system_ended(folder: Folder
     process = folder.up("--module", "failing", program=QUICK)
     retry(folder)
     until(lambda: bool(hook))
-    process.kill()
-    process.communicate()
+    folder.kill(process)
 
     done = folder("alert", "list")
     assert done.code == 0
@@ -139,13 +133,12 @@ def test_the_address_of_a_webhook_is_in_no_payload_that_another_shell_is_shown(
     address = written[2].strip()
     path.write_text(f"{written[0]}  webhook: {reference}\n")
     folder.set_variable("HOOK", address)
-    (folder.path / "hook").write_text(f"{address}\n")
+    folder.write("hook", f"{address}\n")
     monkeypatch.setattr(Hook, "status", 410)
     process = folder.up("--module", "failing", program=QUICK)
     retry(folder)
     until(lambda: any(one["id"].startswith("alert-") for one in folder.json("quarantine", "list")["items"]))
-    process.kill()
-    process.communicate()
+    folder.kill(process)
     monkeypatch.delenv("HOOK")
     (folder.path / "hook").unlink()
 
@@ -165,8 +158,7 @@ def test_events_that_the_audit_stream_does_not_take_raise_an_alert_until_it_take
 ) -> None:
     name = new_id()
     folder = Folder(tmp_path, Commands(tmp_path, monkeypatch, capsys), engine=f"{nats_server.url}/{name}")
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("alerts: {rules: {audit_outage: {for_seconds: 0}}}\n")
+    folder.configure("alerts: {rules: {audit_outage: {for_seconds: 0}}}\n")
 
     def lists(part: str) -> bool:
         return "audit_outage" in {one["alert"] for one in folder.json("alert", "list")[part]}
@@ -206,48 +198,27 @@ def test_without_a_system_the_list_says_that_nobody_has_looked(folder: Folder) -
 
 
 def test_the_list_shows_the_limits_that_are_configured(folder: Folder) -> None:
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("alerts: {rules: {retry_rate: {threshold: 7, clear: 3}, success_rate: {threshold: 0.99}}}\n")
+    folder.configure("alerts: {rules: {retry_rate: {threshold: 7, clear: 3}, success_rate: {threshold: 0.99}}}\n")
     folder.nap("one", 0)
     rules = {one["alert"]: one for one in folder.json("alert", "list")["rules"]}
-
     assert (rules["retry_rate"]["threshold"], rules["retry_rate"]["clear"]) == (7, 3)
     assert (rules["success_rate"]["clear"], rules["success_rate"]["resolved_when"]) == (1, "at 1")
     assert rules["critical_workers"]["resolved_when"] == "at 0"
 
 
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        (
-            "retry_rate: {threshold: 5, clear: 6}",
-            "alerts.rules.retry_rate.clear: 6 is not accepted; accepted: at most the",
-        ),
-        ("success_rate: {clear: 0.5}", "alerts.rules.success_rate.clear: 0.5 is not accepted; accepted: at least the"),
-        (
-            "success_rate: {threshold: 95}",
-            "alerts.rules.success_rate.threshold: 95 is not accepted; accepted: at most 1",
-        ),
-        ("success_rate: {clear: 1.045}", "alerts.rules.success_rate.clear: 1.045 is not accepted; accepted: at most 1"),
-        ("retry_speed: {threshold: 5}", "did you mean 'retry_rate'"),
-        ("retry_rate: {threshold: -1}", "-1 is out of bounds"),
-    ],
-)
-def test_limits_that_make_no_sense_are_mistakes_with_their_place(folder: Folder, rules: str, message: str) -> None:
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write(f"alerts:\n  rules:\n    {rules}\n")
-    done = folder("config", "check")
-
-    assert done.code == 78
-    assert message in done.err
-    assert "reefknot.yaml:" in done.err
-
-
-def test_a_webhook_that_is_no_url_is_a_mistake(folder: Folder) -> None:
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("alerts: {webhook: 'ftp://user:hunter2@example.org'}\n")
-    done = folder("config", "check")
-
-    assert done.code == 78
-    assert "alerts.webhook" in done.err
-    assert "hunter2" not in done.err
+def test_limits_that_make_no_sense_and_a_webhook_that_is_no_url_are_mistakes_with_their_place(folder: Folder) -> None:
+    before = folder.config.read_text()
+    clear, threshold = "alerts.rules.success_rate.clear", "alerts.rules.success_rate.threshold"
+    for section, message in (
+        ("rules: {retry_rate: {threshold: 5, clear: 6}}", "retry_rate.clear: 6 is not accepted; accepted: at most the"),
+        ("rules: {success_rate: {clear: 0.5}}", f"{clear}: 0.5 is not accepted; accepted: at least the"),
+        ("rules: {success_rate: {threshold: 95}}", f"{threshold}: 95 is not accepted; accepted: at most 1"),
+        ("rules: {success_rate: {clear: 1.045}}", f"{clear}: 1.045 is not accepted; accepted: at most 1"),
+        ("rules: {retry_speed: {threshold: 5}}", "did you mean 'retry_rate'"),
+        ("rules: {retry_rate: {threshold: -1}}", "-1 is out of bounds"),
+        ("webhook: 'ftp://user:hunter2@example.org'", "alerts.webhook"),
+    ):
+        folder.config.write_text(f"{before}alerts:\n  {section}\n")
+        done = folder("config", "check")
+        told = (done.code, message in done.err, "reefknot.yaml:" in done.err, "hunter2" in done.err)
+        assert told == (78, True, True, False), done.err

@@ -12,10 +12,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from uuid import uuid4
 
@@ -24,11 +21,12 @@ import pytest
 
 import reefknot as rk
 from reefknot.app.system import running_system
-from reefknot.audit.model.chain import Head, link
 from reefknot.audit.model.event import decode
 from reefknot.audit.port import AuditQuery
 from reefknot.policy.settings import load_settings
-from tests.acceptance.folder import Folder, until
+from tests.acceptance.folder import Folder, events_in, rehash, until
+from tests.otlp_receiver import receiving
+from tests.warm_commands import run_cold
 
 OUTSIDE = Path(__file__).parents[2] / "examples" / "verify_chain.py"
 NUMBER = 20
@@ -48,17 +46,9 @@ asyncio.run(main())
 """
 
 
-def events_in(path: Path) -> list[dict[str, Any]]:
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    try:
-        return [json.loads(body) for (body,) in connection.execute("SELECT body FROM audit ORDER BY sequence")]
-    finally:
-        connection.close()
-
-
-def by_work(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def by_work(folder: Folder) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for event in events:
+    for event in events_in(folder.store):
         if event.get("work_id"):
             found[event["work_id"]].append(event)
     return found
@@ -68,7 +58,11 @@ def size(events: list[dict[str, Any]]) -> int:
     """Bytes of these events, with a process and a duration of usual length: those of a slow, old machine are longer."""
     usual = {"process": 12345, "duration_ms": 123}
     same = [event | {name: value for name, value in usual.items() if name in event} for event in events]
-    return sum(len(json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode()) for event in same)
+    return sum(map(raw_size, same))
+
+
+def raw_size(event: dict[str, Any]) -> int:
+    return len(json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode())
 
 
 def long_names(usual: int = 12) -> int:
@@ -76,23 +70,17 @@ def long_names(usual: int = 12) -> int:
     return max(0, len(getpass.getuser()) + len(socket.gethostname()) - usual)
 
 
-def store_of(folder: Folder) -> Path:
-    (found,) = (folder.path / ".reefknot").glob("*.db")
-    return found
-
-
 def test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_less_than_a_kilobyte(
     folder: Folder,
 ) -> None:
     folder.up()
-    path = store_of(folder)
-    caller = subprocess.Popen([sys.executable, "-c", CALLER, str(path), str(NUMBER)], cwd=folder.path)
+    caller = subprocess.Popen([sys.executable, "-c", CALLER, str(folder.store), str(NUMBER)], cwd=folder.path)
     assert caller.wait(60) == 0
     trails: dict[str, list[dict[str, Any]]] = {}
 
     def complete() -> bool:
         trails.clear()
-        trails.update(by_work(events_in(path)))
+        trails.update(by_work(folder))
         return sum(len(events) for events in trails.values()) == 4 * NUMBER  # a routing is written a moment later
 
     until(complete)
@@ -107,7 +95,7 @@ def test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_le
         assert completed["duration_ms"] >= 0
     sizes = [size(events) for events in trails.values()]
     assert max(sizes) <= LARGEST + long_names(), sizes
-    rules = [event for event in events_in(path) if event["event_type"] == "rules_stored"]
+    rules = [event for event in events_in(folder.store) if event["event_type"] == "rules_stored"]
     assert len(rules) == 1
     admissions = [event for events in trails.values() for event in events if event["event_type"] == "admission"]
     assert {event["inputs"]["rules_hash"] for event in admissions} == {rules[0]["rules_hash"]}
@@ -115,56 +103,33 @@ def test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_le
     assert min(whole) > LARGEST + long_names(), "the control: with its rules in it, an assignment's trail is too large"
 
 
-class Answering(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *words: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """The port of a server on this host that answers everything."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
-        server.shutdown()
-
-
 LONGEST_ID = 36
 
 
 def test_a_first_try_success_of_every_block_takes_at_most_a_thousand_bytes_with_a_tenant_and_long_ids(
-    folder: Folder, port: int
+    folder: Folder,
 ) -> None:
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("  http: {allow: [127.0.0.1]}\n  sql: {connections: {main: 'sqlite:files/some.db'}}\n")
-    (folder.path / "files" / "old.txt").write_text("old")
+    folder.configure("  http: {allow: [127.0.0.1]}\n  sql: {connections: {main: 'sqlite:files/some.db'}}\n")
+    folder.write("files/old.txt", "old")
     apsw.Connection(str(folder.path / "files" / "some.db")).execute("CREATE TABLE t (a)")
-    steps: dict[str, dict[str, Any]] = {
-        "fs.blob_put": {"path": "new.txt", "content": "ahoy"},
-        "fs.blob_get": {"path": "a.txt"},
-        "fs.delete": {"path": "old.txt"},
-        "http.request": {"url": f"http://127.0.0.1:{port}/"},
-        "sql.query": {"connection": "main", "query": "SELECT 1"},
-        "own.nap": {"seconds": 0},
-    }
-    work = [
-        {
-            "assignment_id": f"order-{name}-".ljust(LONGEST_ID, "7"),
-            "tenant_id": "a-tenant-".ljust(LONGEST_ID, "7"),
-            "job": {"type": name, "payload": inputs},
+    with receiving() as server:
+        steps: dict[str, dict[str, Any]] = {
+            "fs.blob_put": {"path": "new.txt", "content": "ahoy"},
+            "fs.blob_get": {"path": "a.txt"},
+            "fs.delete": {"path": "old.txt"},
+            "http.request": {"url": f"{server.url}/"},
+            "sql.query": {"connection": "main", "query": "SELECT 1"},
+            "own.nap": {"seconds": 0},
         }
-        for name, inputs in steps.items()
-    ]
-    (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in work))
-    code, out, err = folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))
+        names = {kind: f"order-{kind}-".ljust(LONGEST_ID, "7") for kind in steps}
+        tenant = "a-tenant-".ljust(LONGEST_ID, "7")
+        jobs = [{"assignment_id": names[kind], "job": {"type": kind, "payload": steps[kind]}} for kind in steps]
+        folder.write_lines("work.jsonl", *(one | {"tenant_id": tenant} for one in jobs))
+        code, out, err = folder.run_file("work.jsonl")
     assert code == 0, out + err
-    events = by_work(events_in(store_of(folder)))
-    sizes = {name: size(events[f"order-{name}-".ljust(LONGEST_ID, "7")]) for name in steps}
-    assert {len(trail) for trail in events.values()} == {4}
+    events = by_work(folder)
+    assert {name: len(trail) for name, trail in events.items()} == dict.fromkeys(names.values(), 4)
+    sizes = {name: size(trail) for name, trail in events.items()}
     assert max(sizes.values()) <= LARGEST + long_names(), sizes
 
 
@@ -189,8 +154,8 @@ def uuids(number: int, tenant: str) -> list[dict[str, Any]]:
 
 
 def run_one_by_one(folder: Folder, work: list[dict[str, Any]]) -> None:
-    (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in work))
-    code, out, err = folder.ends(folder.start("run", "work.jsonl", "--in-flight", "1", "--module", "naps"))
+    folder.write_lines("work.jsonl", *work)
+    code, out, err = folder.run_file("work.jsonl", "--in-flight", "1")
     assert code == 0, out + err
 
 
@@ -201,10 +166,12 @@ def test_with_uuids_for_all_ids_and_the_tenant_the_record_of_a_success_is_small_
     if is_baseline:
         (folder.path / "reefknot.yaml").unlink()
     run_one_by_one(folder, uuids(10, str(uuid4())))
-    trails = by_work(events_in(store_of(folder)))
+    trails = by_work(folder)
     sizes = [size(events) for events in trails.values()]
     assert (len(sizes), {len(events) for events in trails.values()}) == (10, {4})
     assert max(sizes) <= LARGEST + long_names(), sizes
+    ends = [event for events in trails.values() for event in events if event["event_type"] == "completed"]
+    assert [one["worker_id"] for one in ends] == ["worker-1"] * 10
 
     assert folder("audit", "export", "log.jsonl").code == 0
     lines: Counter[str] = Counter()
@@ -216,13 +183,8 @@ def test_with_uuids_for_all_ids_and_the_tenant_the_record_of_a_success_is_small_
     assert max(exported) <= LARGEST_EXPORTED + long_names(SHORT_NAMES), exported
     for words in (("verify",), ("verify", "log.jsonl"), ("replay",), ("replay", "log.jsonl")):
         assert folder("audit", *words).code == 0, words
-    files = "log.jsonl", "log.jsonl.head.json"
-    done = subprocess.run([sys.executable, str(OUTSIDE), *files], cwd=folder.path, capture_output=True, check=False)
-    assert (done.returncode, b"the chain fits its head" in done.stdout) == (0, True), done
-
-
-def raw_size(event: dict[str, Any]) -> int:
-    return len(json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode())
+    done = run_cold(sys.executable, OUTSIDE, "log.jsonl", "log.jsonl.head.json", cwd=folder.path)
+    assert (done.returncode, "the chain fits its head" in done.stdout) == (0, True), done
 
 
 def test_every_event_of_an_assignment_is_found_by_its_tenant_its_correlation_and_its_trace(folder: Folder) -> None:
@@ -238,9 +200,6 @@ def test_every_event_of_an_assignment_is_found_by_its_tenant_its_correlation_and
         assert done.code == 0, done.err
         return sorted(json.loads(line)["event"]["event_type"] for line in done.out.splitlines())
 
-    def analysed(*words: str) -> int:
-        return int(json.loads(folder("audit", "analyse", "log.jsonl", "--json", *words).out)["events"])
-
     assert found("--work", one["assignment_id"]) == sorted(whole * 2), "the control: two tenants have it"
     for words in (
         ("--tenant", one["tenant_id"]),
@@ -248,24 +207,12 @@ def test_every_event_of_an_assignment_is_found_by_its_tenant_its_correlation_and
         ("--trace", one["correlation"]["trace_id"], "--tenant", one["tenant_id"]),
     ):
         assert found(*words) == whole, words
-        assert analysed(*words) == 4, words
+        assert folder.json("audit", "analyse", "log.jsonl", *words)["events"] == 4, words
     for tenant in (one["tenant_id"], others[-1]["tenant_id"]):
-        shown = json.loads(folder("job", "show", one["assignment_id"], "--tenant", tenant, "--json").out)
+        shown = folder.json("job", "show", one["assignment_id"], "--tenant", tenant)
         assert sorted(event["event_type"] for event in shown["events"]) == whole
         (routed,) = (event for event in shown["events"] if event["event_type"] == "routing")
         assert routed["worker_id"] == "worker-1"
-
-
-def test_a_run_by_the_baseline_names_the_worker_and_takes_no_more(folder: Folder) -> None:
-    (folder.path / "reefknot.yaml").unlink(missing_ok=True)
-    (folder.path / "work.jsonl").write_text('{"job": {"type": "own.nap", "payload": {"seconds": 0}}}\n' * 3)
-    assert folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))[0] == 0
-    trails = by_work(events_in(store_of(folder)))
-    assert len(trails) == 3
-    for events in trails.values():
-        (completed,) = (event for event in events if event["event_type"] == "completed")
-        assert completed["worker_id"] == "worker-1"
-        assert size(events) <= LARGEST + long_names()
 
 
 def test_the_events_go_in_the_four_write_transactions_that_there_are_anyway(
@@ -307,7 +254,7 @@ def test_an_assignment_that_ends_without_a_result_has_its_end_on_record(folder: 
     ends: dict[str, dict[str, Any]] = {}
 
     def complete() -> bool:
-        trails = by_work(events_in(store_of(folder)))
+        trails = by_work(folder)
         ends.update((name, one) for name in trails for one in trails[name] if one["event_type"] == "completed")
         return len(ends) == 2
 
@@ -322,7 +269,7 @@ def test_a_name_given_with_as_stands_beside_the_user_the_host_and_the_process(fo
     process = folder.start("job", "cancel", "a", "--as", "auditor")
     code, _, err = folder.ends(process)
     assert code == 0, err
-    (action,) = [one for one in events_in(store_of(folder)) if one["event_type"] == "operator_action"]
+    (action,) = [one for one in events_in(folder.store) if one["event_type"] == "operator_action"]
     claimed = (action["actor"], action["os_user"], action["host"], action["process"])
     assert claimed == ("auditor", getpass.getuser(), socket.gethostname(), process.pid)
 
@@ -383,10 +330,9 @@ def test_an_operator_sees_true_rates_and_pipes_a_selection_of_a_run(folder: Fold
     """Nine files are there and one is not: nine in ten succeed, at the first try."""
     names = ["a.txt"] * 9 + ["missing.txt"]
     lines = [{"job": {"type": "fs.blob_get", "payload": {"path": name}}, "tenant_id": "acme"} for name in names]
-    (folder.path / "work.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder.write_lines("work.jsonl", *lines)
     folder.ends(folder.start("run", "work.jsonl"))
-    analysis = json.loads(piped(folder, "audit", "analyse", "--json")[1])
-    step = analysis["categories"]["block:fs.blob_get"]
+    step = json.loads(piped(folder, "audit", "analyse", "--json")[1])["categories"]["block:fs.blob_get"]
     assert (step["success_rate"], step["ended"], step["success_of"]) == (0.9, {"error": 1, "success": 9}, "assignments")
     _, text = piped(folder, "audit", "export", "-", "--type", "completed", "--tenant", "acme")
     assert Counter(json.loads(line)["event"]["status"] for line in text.splitlines()) == {"success": 9, "error": 1}
@@ -401,26 +347,19 @@ def test_an_operator_sees_true_rates_and_pipes_a_selection_of_a_run(folder: Fold
 def test_a_running_system_keeps_heads_elsewhere_and_a_log_that_was_hashed_anew_does_not_fit_them(
     folder: Folder,
 ) -> None:
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("audit: {heads: {path: elsewhere/heads.jsonl, every_seconds: 1}}\n")
+    folder.configure("audit: {heads: {path: elsewhere/heads.jsonl, every_seconds: 1}}\n")
     process = folder.up()
     heads = folder.path / "elsewhere" / "heads.jsonl"
     folder.nap("a", 0)
     until(lambda: heads.exists() and len(heads.read_bytes().splitlines()) >= 1)
-    process.terminate()
-    folder.ends(process)
+    folder.stop(process)
     code, out = piped(folder, "audit", "verify", "--json")
     said = json.loads(out)
     assert (code, said["compared_with"], said["proven_up_to"]) == (0, str(heads), said["sequence"])
-    connection = apsw.Connection(str(store_of(folder)))
-    forged = "UPDATE audit SET body = replace(body, 'actor', 'actress') WHERE event_type = 'submitted'"
-    connection.execute(forged)
+    connection = apsw.Connection(str(folder.store))
+    connection.execute("UPDATE audit SET body = replace(body, 'actor', 'actress') WHERE event_type = 'submitted'")
     assert connection.changes() == 1
-    head = Head(str(connection.execute("SELECT chain FROM audit_head").get))
-    for sequence, body in connection.execute("SELECT sequence, body FROM audit ORDER BY sequence").fetchall():
-        head, hashed = link(head, str(body).encode())
-        connection.execute("UPDATE audit SET hash = ? WHERE sequence = ?", (hashed, sequence))
-    connection.execute("UPDATE audit_head SET hash = ?", (head.hash,))
+    rehash(connection)
     connection.close()
     assert piped(folder, "audit", "verify")[0] == 65
     heads.unlink()
@@ -433,8 +372,7 @@ def test_a_place_of_heads_that_hangs_holds_up_neither_start_nor_work_nor_end_and
 ) -> None:
     """Opening a pipe that nobody else has open hangs, as a mount does whose server is gone."""
     os.mkfifo(folder.path / "heads.jsonl")
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("audit: {heads: {path: heads.jsonl, every_seconds: 1}}\n")
+    folder.configure("audit: {heads: {path: heads.jsonl, every_seconds: 1}}\n")
     folder.nap("a", 0)
     process = folder.up("--for", "3")
     code, _, err = folder.ends(process)

@@ -1,12 +1,17 @@
-"""An `async def` step that blocks its event loop: its own work, its neighbours, its keys, and the types it knows."""
+"""
+An `async def` step that blocks its event loop: its own work, its neighbours, its keys, and the types it knows.
+
+And one that ignores its cancellation: its process answers in time, and ends when it is asked to.
+"""
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
 
-from tests.acceptance.folder import CONFIG, Folder, throughout, until
+from tests.acceptance.folder import CONFIG, Folder, throughout, until, without
 
 STEPS = """\
 import os
@@ -29,22 +34,13 @@ def effects(folder: Folder) -> list[str]:
     return file.read_text().split() if file.exists() else []
 
 
-def state(folder: Folder) -> str:
-    return str(folder.json("job", "show", "slow")["state"])
-
-
 def started(folder: Folder, protection: str) -> list[subprocess.Popen[str]]:
     """A router and two workers with leases of three seconds, and a step that blocks one of them for eleven."""
-    (folder.path / "blocks.py").write_text(STEPS)
-    program = ("-m", "tests.acceptance.weakened", protection)
+    folder.write("blocks.py", STEPS)
     folder.part("router")
-    workers = []
-    for name in ("one", "two"):
-        process = folder.start("worker", "start", "--worker-id", name, "--module", "blocks", program=program)
-        assert process.stderr is not None
-        assert " is ready" in process.stderr.readline()
-        workers.append(process)
-    assert folder("submit", "--type", "own.blocking", "--id", "slow").code == 0
+    words = ("--module", "blocks", "--worker-id")
+    workers = [folder.part("worker", *words, name, protection=protection) for name in ("one", "two")]
+    folder.submit("own.blocking", "slow")
     until(lambda: len(effects(folder)) == 1)
     return workers
 
@@ -57,9 +53,9 @@ def logged(workers: list[subprocess.Popen[str]]) -> str:
 
 def test_a_step_that_blocks_its_loop_past_the_lease_runs_once_and_is_named(folder: Folder) -> None:
     workers = started(folder, "long-leases")
-    until(lambda: state(folder) == "succeeded")
+    until(lambda: folder.state("slow") == "succeeded")
     assert len(effects(folder)) == 1
-    assert folder.json("job", "show", "slow")["crashes"] == 0
+    assert folder.job("slow")["crashes"] == 0
     lines = [line for line in logged(workers).splitlines() if "the event loop is blocked" in line]
     assert len(lines) == 1, "one line for one block"
     assert "own.blocking (slow), at blocks.py:11" in lines[0]
@@ -72,8 +68,6 @@ def test_when_the_loop_alone_renews_leases_its_effect_happens_twice(folder: Fold
     until(lambda: len(effects(folder)) == 2)
     assert "the event loop is blocked" not in logged(workers)
 
-
-# ---- neighbours ------------------------------------------------------------------------------------------------------
 
 NEIGHBOURS = """\
 import os
@@ -122,57 +116,45 @@ async def only(inputs, context):
 """
 
 
-def weakened(protection: str) -> tuple[str, ...]:
-    return ("-m", "tests.acceptance.weakened", protection) if protection else ("-m", "reefknot")
-
-
 def started_by(folder: Folder, kind: str, *words: str) -> None:
-    assert folder("submit", "--type", f"own.{kind}", "--id", kind, *words).code == 0
+    folder.submit(f"own.{kind}", kind, *words)
     until(lambda: kind in folder.begun())
 
 
-@pytest.mark.parametrize(("protection", "state"), [("", "succeeded"), ("return-times", "quarantined")])
-def test_a_neighbour_that_returned_in_time_is_answered_by_its_result(
-    folder: Folder, protection: str, state: str
-) -> None:
+@pytest.mark.parametrize(("protection", "end"), [("", "succeeded"), ("return-times", "quarantined")])
+def test_a_neighbour_that_returned_in_time_is_answered_by_its_result(folder: Folder, protection: str, end: str) -> None:
     """It has six seconds, and returns as soon as the loop is blocked, for seven; the second case is the control."""
-    (folder.path / "neighbours.py").write_text(NEIGHBOURS)
-    folder.start("up", "--module", "neighbours", program=weakened(protection))
+    folder.write("neighbours.py", NEIGHBOURS)
+    folder.start("up", "--module", "neighbours", program=without(protection))
     started_by(folder, "plain", "--timeout-ms", "6000")
     started_by(folder, "blocking")
-    until(lambda: folder.json("job", "show", "plain")["state"] not in ("pending", "running"))
-    assert folder.json("job", "show", "plain")["state"] == state
-
-
-# ---- keys ------------------------------------------------------------------------------------------------------------
+    until(lambda: folder.state("plain") not in ("pending", "running"))
+    assert folder.state("plain") == end
 
 
 def test_a_key_is_held_for_as_long_as_its_loop_is_blocked(folder: Folder) -> None:
-    (folder.path / "neighbours.py").write_text(NEIGHBOURS)
+    folder.write("neighbours.py", NEIGHBOURS)
     folder.start("up", "--module", "neighbours")
     started_by(folder, "charge")
     # Its lease of three seconds is renewed.
     throughout(6, lambda: folder("idempotency", "forget", "charge:order-7").code == 75)
     folder.go()
-    until(lambda: folder.json("job", "show", "charge")["state"] == "succeeded")
+    until(lambda: folder.state("charge") == "succeeded")
 
 
 def test_when_the_loop_alone_renews_keys_another_caller_gets_it(folder: Folder) -> None:
     """The control."""
-    (folder.path / "neighbours.py").write_text(NEIGHBOURS)
-    folder.start("up", "--module", "neighbours", program=weakened("held-keys"))
+    folder.write("neighbours.py", NEIGHBOURS)
+    folder.start("up", "--module", "neighbours", program=without("held-keys"))
     started_by(folder, "charge")
     until(lambda: folder("idempotency", "forget", "charge:order-7").code == 0)
 
 
-# ---- types that only the blocked worker knows ------------------------------------------------------------------------
-
-
 def blocked_alone(folder: Folder, protection: str) -> None:
     """A router that waits a second for those who know a step, and a silent worker that is the only one who does."""
-    (folder.path / "neighbours.py").write_text(NEIGHBOURS)
-    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 1}\n")
-    folder.start("router", "start", program=weakened(protection))
+    folder.write("neighbours.py", NEIGHBOURS)
+    folder.write("reefknot.yaml", CONFIG + "router: {patience_seconds: 1}\n")
+    folder.start("router", "start", program=without(protection))
     folder.part("worker", "--worker-id", "plain")
     folder.part("worker", "--worker-id", "knows", "--module", "neighbours")
     started_by(folder, "waiting", "--timeout-ms", "60000")
@@ -187,12 +169,43 @@ def gone_workers(folder: Folder) -> list[str]:
 
 def test_work_of_a_type_that_only_a_blocked_worker_knows_waits_for_it(folder: Folder) -> None:
     blocked_alone(folder, "")
-    throughout(4, lambda: folder.json("job", "show", "only")["state"] == "pending")
+    throughout(4, lambda: folder.state("only") == "pending")
     folder.go()
-    until(lambda: folder.json("job", "show", "only")["state"] == "succeeded")
+    until(lambda: folder.state("only") == "succeeded")
 
 
 def test_when_a_silent_worker_counts_as_gone_such_work_is_quarantined(folder: Folder) -> None:
     """The control."""
     blocked_alone(folder, "living-processes")
-    until(lambda: folder.json("job", "show", "only")["state"] == "quarantined")
+    until(lambda: folder.state("only") == "quarantined")
+
+
+DEAF = """\
+import asyncio
+import reefknot as rk
+
+@rk.block("own.deaf", timeout=1)
+async def deaf(inputs, context):
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            continue
+"""
+
+
+def test_a_process_with_such_a_step_answers_in_time_and_ends_when_asked(folder: Folder) -> None:
+    folder.write("stubborn.py", DEAF)
+    folder.configure("dashboard: {enabled: false}\n")
+    process = folder.start("up", "--module", "stubborn", "--drain", "1")
+
+    submitted = folder("submit", "--type", "own.deaf", "--id", "a", "--wait")
+    assert submitted.code != 0
+    assert "the time for all attempts was over after" in submitted.out
+    until(lambda: folder.state("a") in ("failed", "quarantined"))
+    process.terminate()
+    _, log = process.communicate(timeout=60)
+
+    assert process.returncode in (0, 143)
+    assert re.search(rf"its step goes on after its [\d.]+ s, at {folder.path / 'stubborn.py'}:8", log)
+    assert "a step ignores that it is cancelled" in log

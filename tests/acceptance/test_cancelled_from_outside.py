@@ -7,17 +7,16 @@ start it again: it is never half dead. Its neighbours end, whatever the step can
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Callable
 
 import pytest
 
-from tests.acceptance.folder import CONFIG, HOLD, PATIENCE_S, Folder, throughout, until
+from tests.acceptance.folder import CONFIG, MODULE, PATIENCE_S, Folder, throughout, until
 
 STEPS = (
-    HOLD
+    MODULE
     + """
 @rk.block("own.vandal")
 async def vandal(inputs, context):
@@ -51,22 +50,8 @@ LOOK_S = 0.2
 
 @pytest.fixture
 def scene(folder: Folder) -> Folder:
-    (folder.path / "calls.py").write_text(STEPS)
+    folder.write("naps.py", STEPS)
     return folder
-
-
-def submit(folder: Folder, kind: str, name: str, **inputs: object) -> None:
-    done = folder("submit", "--type", kind, "--id", name, "--inputs", json.dumps(inputs))
-    assert done.code == 0, done.err
-
-
-def states(folder: Folder) -> dict[str, str]:
-    return {one["id"]: one["state"] for one in folder.json("job", "list", "--limit", "1000")["jobs"]}
-
-
-def have_succeeded(folder: Folder, *names: str) -> bool:
-    found = states(folder)
-    return all(found[name] == "succeeded" for name in names)
 
 
 class Supervisor:
@@ -97,19 +82,16 @@ class Supervisor:
 def neighbours(folder: Folder) -> None:
     """Start three steps that run beside what comes."""
     for name in NEIGHBOURS:
-        submit(folder, "own.hold", name)
+        folder.wait(name)
     until(lambda: set(NEIGHBOURS) <= set(folder.begun()))
 
 
 def up(folder: Folder) -> subprocess.Popen[str]:
-    return folder.up("--module", "calls", "--drain", "0.5")
+    return folder.up("--drain", "0.5")
 
 
 def worker(folder: Folder) -> subprocess.Popen[str]:
-    return folder.part("worker", "--module", "calls", "--drain", "0.5")
-
-
-# ---- every task, the main one too ------------------------------------------------------------------------------------
+    return folder.part("worker", "--module", "naps", "--drain", "0.5")
 
 
 @pytest.mark.parametrize(("start", "spares_itself"), [(up, True), (up, False), (worker, True)])
@@ -120,23 +102,20 @@ def test_a_step_that_cancels_every_task_ends_the_process_and_all_work_is_done(
         scene.part("router")
     system = Supervisor(lambda: start(scene), scene)
     neighbours(scene)
-    submit(scene, "own.vandal", "bad", everything=True, spares_itself=spares_itself)
+    scene.submit("own.vandal", "bad", everything=True, spares_itself=spares_itself)
     system.until(lambda: bool(system.messages))
     scene.go()
-    submit(scene, "own.hold", "later")
+    scene.wait("later")
     ends = [*NEIGHBOURS, "later", *(["bad"] if spares_itself else [])]  # else it is given up, after many starts
-    system.until(lambda: have_succeeded(scene, *ends))
+    system.until(lambda: scene.have_succeeded(*ends))
     assert all("was cancelled by a step" in one for one in system.messages)
-
-
-# ---- every service ---------------------------------------------------------------------------------------------------
 
 
 def cancelled_services(folder: Folder, start: Callable[[Folder], subprocess.Popen[str]]) -> subprocess.Popen[str]:
     """A process whose services a step has cancelled, all at once, with nats-py's own."""
     process = start(folder)
     neighbours(folder)
-    submit(folder, "own.vandal", "bad", everything=False, spares_itself=True)
+    folder.submit("own.vandal", "bad", everything=False, spares_itself=True)
     return process
 
 
@@ -147,28 +126,27 @@ def test_services_begin_again_and_the_process_goes_on(
     """Schedules, syncs of sources, submissions, results and operators' commands."""
     (scene.path / "notes").mkdir()
     (scene.path / "notes" / "first.md").write_text("first")
-    (scene.path / "reefknot.yaml").write_text(CONFIG + MORE)
+    scene.write("reefknot.yaml", CONFIG + MORE)
     if start is worker:
         scene.part("router")
     process = cancelled_services(scene, start)
-    until(lambda: have_succeeded(scene, "bad"))
-    before = len(states(scene))
+    until(lambda: scene.have_succeeded("bad"))
+    before = len(scene.states())
     (scene.path / "notes" / "second.md").write_text("second")
     scene.go()
-    submit(scene, "own.hold", "later")
-    until(lambda: have_succeeded(scene, *NEIGHBOURS, "later"))
-    until(lambda: len(states(scene)) >= before + 3)
+    scene.wait("later")
+    until(lambda: scene.have_succeeded(*NEIGHBOURS, "later"))
+    until(lambda: len(scene.states()) >= before + 3)
     if start is up:
         until(lambda: "second" in scene("source", "search", "second").out)
-    process.terminate()
-    code, _, err = scene.ends(process)
+    code, _, err = scene.stop(process)
     assert code == 143
     assert "was cancelled from outside; it begins again" in err
 
 
 def test_services_that_stay_cancelled_would_be_noticed(scene: Folder) -> None:
-    (scene.path / "calls.py").write_text(STEPS + BROKEN)
+    scene.write("naps.py", STEPS + BROKEN)
     cancelled_services(scene, up)
     scene.go()
-    submit(scene, "own.hold", "later")
-    throughout(3.0, lambda: not have_succeeded(scene, "later"))
+    scene.wait("later")
+    throughout(3.0, lambda: not scene.have_succeeded("later"))

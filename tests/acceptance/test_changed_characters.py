@@ -7,7 +7,6 @@ JSON any more and which a stored result is compared with.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator
@@ -39,10 +38,10 @@ def recorded(folder: Folder) -> Folder:
         }
         for number in range(JOBS)
     ]
-    (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in jobs))
+    folder.write_lines("work.jsonl", *jobs)
     assert folder("run", "work.jsonl").code == 1, "some fail"
     assert folder("audit", "export", "log.jsonl").code == 0
-    (folder.path / "kept.json").write_text(folder("audit", "head").out)
+    folder.write("kept.json", folder("audit", "head").out)
     return folder
 
 
@@ -141,7 +140,7 @@ def test_an_export_with_a_hundred_and_twenty_changed_lines_names_them_all(record
     for number in changed:
         event, found, filed = lines[number].partition(',"filed":')  # by which it is found: no part of the event
         lines[number] = edited(event, dice) + found + filed
-    (recorded.path / "log.jsonl").write_text("\n".join(lines) + "\n")
+    recorded.write("log.jsonl", "\n".join(lines) + "\n")
     for words in (("audit", "verify", "log.jsonl"), ("audit", "verify", "log.jsonl", "--head", "kept.json")):
         done = recorded(*words)
         assert done.code == 65

@@ -1,7 +1,12 @@
-"""Sources whose file of documents, connector or place in the configuration changes: nothing waits for ever unsaid."""
+"""
+Sources whose file of documents, connector or place in the configuration changes: nothing waits for ever unsaid.
+
+And a `source run` that was killed: the next one goes on at once, behind the last page that was kept.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -36,15 +41,12 @@ def notes(folder: Folder) -> Folder:
 
 def configure(folder: Folder, more: str = "", **sources: str) -> None:
     lines = [f"  {name}: {text}" for name, text in sources.items()]
-    (folder.path / "reefknot.yaml").write_text("\n".join([more, "sources:" if lines else "", *lines, ""]))
+    folder.write("reefknot.yaml", "\n".join([more, "sources:" if lines else "", *lines, ""]))
 
 
 def row(folder: Folder, name: str = "notes") -> dict[str, Any]:
     found = [one for one in folder.json("source", "list")["sources"] if one["name"] == name]
     return found[0] if found else {}
-
-
-# ---- the file of documents -------------------------------------------------------------------------------------------
 
 
 def delete_documents(folder: Folder) -> None:
@@ -83,11 +85,8 @@ def test_a_file_that_is_still_there_keeps_its_sources(notes: Folder) -> None:
     assert (row(notes)["state"], row(notes)["documents"]) == ("healthy", 2)
 
 
-# ---- another connector -----------------------------------------------------------------------------------------------
-
-
 def test_another_connector_gets_neither_the_cursor_nor_the_documents_of_the_one_before(notes: Folder) -> None:
-    (notes.path / "greeting.py").write_text(GREETING)
+    notes.write("greeting.py", GREETING)
     configure(notes, notes="{connector: greeting}")
     module = ("--module", "greeting.py")
     done = notes("source", "run", "notes", *module)
@@ -100,9 +99,6 @@ def test_another_connector_gets_neither_the_cursor_nor_the_documents_of_the_one_
     assert notes("source", "search", "bowline").code == 1
     assert notes("source", "search", "ahoy").code == 0
     assert row(notes)["state"] == "healthy"
-
-
-# ---- taken out of the configuration ----------------------------------------------------------------------------------
 
 
 def test_jobs_of_a_source_that_was_taken_out_are_listed_and_ended_by_forgetting_it(folder: Folder) -> None:
@@ -118,14 +114,11 @@ def test_jobs_of_a_source_that_was_taken_out_are_listed_and_ended_by_forgetting_
     done = folder("source", "forget", "gone", "--because", "it moved", "--dry-run")
     assert (done.code, done.out) == (0, "gone would be forgotten, with 0 documents and 1 job\n")
     assert folder("source", "forget", "gone", "--because", "it moved").code == 0
-    shown = folder.json("job", "show", item["id"])
+    shown = folder.job(item["id"])
     assert (shown["state"], shown["reason"]) == ("cancelled", "it moved")
     assert row(folder, "gone") == {}
     done = folder("source", "forget", "gone", "--because", "it moved")
     assert (done.code, "nothing is left of a source 'gone'" in done.err) == (2, True)
-
-
-# ---- states and flags ------------------------------------------------------------------------------------------------
 
 
 def test_a_source_that_never_answered_is_not_healthy(folder: Folder) -> None:
@@ -154,24 +147,48 @@ def test_a_file_that_is_read_only_stays_as_it_is(folder: Folder) -> None:
     assert (done.code, "is read-only" in done.err, file.read_text()) == (77, True, before)
 
 
-def test_a_test_names_the_place_of_a_wrong_setting(folder: Folder) -> None:
+def test_a_wrong_setting_and_a_source_that_cannot_be_watched_are_refused_with_their_place(folder: Folder) -> None:
+    before = folder.config.read_text()
+    words = ("--connector", "github_repository", "--set", "repository=a/b", "--on-change")
+    done = folder("source", "add", "code", *words)
+    assert (done.code, "cannot be watched; set every or cron" in done.err) == (78, True)
+    assert folder.config.read_text() == before
+    configure(folder, code="{connector: github_repository, repository: a/b, on_change: true}")
+    done = folder("config", "check")
+    assert (done.code, "reefknot.yaml:3:" in done.err) == (78, True), done.err
     configure(folder, docs="{connector: local_files, path: files, pathh: x}")
     done = folder("source", "test", "docs")
     column = 1 + len("  docs: {connector: local_files, path: files, ")
     assert (done.code, f"reefknot.yaml:3:{column}: sources.docs.pathh" in done.out) == (78, True), done.out
 
 
-def test_a_source_that_cannot_be_watched_is_refused_on_change(folder: Folder) -> None:
-    before = (folder.path / "reefknot.yaml").read_text()
-    words = ("--connector", "github_repository", "--set", "repository=a/b", "--on-change")
-    done = folder("source", "add", "code", *words)
-    assert (done.code, "cannot be watched; set every or cron" in done.err) == (78, True)
-    assert (folder.path / "reefknot.yaml").read_text() == before
-    configure(folder, code="{connector: github_repository, repository: a/b, on_change: true}")
-    done = folder("config", "check")
-    assert (done.code, "reefknot.yaml:3:" in done.err) == (78, True), done.err
+SLOW_PAGES = """\
+import os
+import time
+import reefknot as rk
+
+@rk.connector("slow_pages")
+async def fetch(context, request):
+    number = int(request.cursor or 0)
+    if number == 2 and os.path.exists("hangs"):
+        open("reached", "w").close()
+        time.sleep(60)
+    return rk.Page(str(number + 1), (rk.Document(str(number), f"p{number}", "1"),), is_last=number == 4)
+"""
 
 
-def test_a_store_that_is_named_and_not_there_is_an_error(folder: Folder) -> None:
-    assert folder("source", "list").code == 0
-    assert folder("source", "list", "--engine", f"sqlite:{folder.path / 'typo.db'}").code == 69
+def test_the_next_run_goes_on_at_once(folder: Folder) -> None:
+    folder.write("slow.py", SLOW_PAGES)
+    (folder.path / "hangs").touch()
+    words = ("source", "add", "slow", "--connector", "slow_pages", "--module", "slow")
+    assert folder(*words).code == 0
+    killed = folder.start("source", "run", "slow", "--module", "slow")
+    until(lambda: (folder.path / "reached").exists())
+    folder.kill(killed)
+    (folder.path / "hangs").unlink()
+
+    began = time.monotonic()
+    done = folder("source", "run", "slow", "--module", "slow")
+    assert (done.code, "3 new or changed" in done.out) == (0, True), done
+    assert time.monotonic() - began < 30, "a lease of a minute is not waited for"
+    assert folder.json("source", "list")["sources"][0]["documents"] == 5

@@ -19,11 +19,6 @@ SAMPLES = Path(__file__).with_name("samples")
 NAMES = sorted(path.name for path in SAMPLES.iterdir())
 
 
-@pytest.fixture
-def rk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
-    return Commands(tmp_path, monkeypatch, capsys)
-
-
 def sample(name: str) -> str:
     return str(SAMPLES / name)
 
@@ -54,9 +49,6 @@ def test_every_sample_of_the_documents_loads_unchanged(rk: Commands, name: str) 
 
 def test_there_is_a_sample_of_every_document() -> None:
     assert {name[:5] for name in NAMES} == {"spec1", "spec2", "spec3", "spec4", "spec5"}
-
-
-# ---- the worker's document -------------------------------------------------------------------------------------------
 
 
 def test_the_429_example_has_its_values_each_with_its_layer_and_what_it_overrode_and_its_waits(rk: Commands) -> None:
@@ -122,9 +114,6 @@ def test_a_worker_sample_resolves_to_what_its_document_says(
     found = policy(rk, name, target, *failure)
 
     assert (found["retries"], found["base_delay"], found["max_delay"], found["jitter"]) == expected
-
-
-# ---- the operations' document ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("category", RetryCategory)

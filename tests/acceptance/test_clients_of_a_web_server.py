@@ -1,75 +1,16 @@
 """
-A client that was made before a web server forked its workers: what one of them submits, every other one finds.
+The store of a client in a web server: without a URL it is that of the configuration, as for the commands.
 
-The store is that of the configuration, as for the commands. Router and workers are processes of their own.
+What clients do in the forks of a server is in `test_web_frameworks.py` and `tests/integration/test_forks.py`.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 import reefknot as rk
-from tests.acceptance.engines import IS_ALL
-from tests.acceptance.folder import Folder
-
-WEB = """
-import json, multiprocessing, signal, sys
-import reefknot as rk
-
-WORKERS, REQUESTS = 4, int(sys.argv[1])
-client = rk.connect_sync(create=False)  # before the forks, as `gunicorn --preload` does
-fork = multiprocessing.get_context("fork")
-names = [fork.Queue() for _ in range(WORKERS)]
-answers = fork.Queue()
-
-def serve(number):
-    signal.alarm(100)
-    looked = []
-    for request in range(REQUESTS):
-        name = f"job-{number}-{request}"
-        client.submit("own.nap", {"name": name, "seconds": 0}, assignment_id=name, tenant_id="acme")
-        names[(number + 1) % WORKERS].put(name)
-        other = names[number].get(timeout=60)  # a GET that reaches another process than the POST did
-        looked.append((other, client.job(other, tenant_id="acme").status()))
-    ends = [(name, client.job(name, tenant_id="acme").wait(60)) for name, _ in looked]
-    answers.put([looked, ends, client.job(looked[-1][0], "acme").result().output])
-
-processes = [fork.Process(target=serve, args=(number,)) for number in range(WORKERS)]
-for one in processes:
-    one.start()
-found = [answers.get(timeout=90) for _ in processes]
-for one in processes:
-    one.join()
-print(json.dumps([found, client.job("job-0-0", "acme").status()]))
-"""
-
-
-def test_every_job_ends_once_and_every_look_of_another_process_finds_it(folder: Folder) -> None:
-    (folder.path / "web.py").write_text(WEB)
-    folder.part("router")
-    for name in ("one", "two"):
-        folder.part("worker", "--worker-id", name, "--module", "naps")
-
-    requests = 125 if folder.engine.startswith("sqlite:") or IS_ALL else 20
-    web = folder.start(str(requests), program=("web.py",))
-    out, err = web.communicate(timeout=150)
-
-    assert web.returncode == 0, err
-    answers, parent = json.loads(out.splitlines()[-1])
-    looked = {name: state for one, _, _ in answers for name, state in one}
-    ends = {name: state for _, one, _ in answers for name, state in one}
-    assert len(looked) == 4 * requests
-    assert set(looked.values()) <= {"pending", "running", "succeeded"}, "never unknown"
-    assert ends == dict.fromkeys(looked, "succeeded")
-    assert [output for _, _, output in answers] == [{"slept": 0}] * 4
-    assert parent == "succeeded"
-    assert sorted(folder.begun()) == sorted(looked), "each ran once"
-
-
-# ---- which store -----------------------------------------------------------------------------------------------------
 
 
 def test_without_a_url_it_is_the_store_of_the_commands(

@@ -10,14 +10,12 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 
 import apsw
-import pytest
 
 from reefknot.queue.execution.slots import RUNS_ALONE
-from tests.acceptance.folder import PATIENCE_S, Folder, until
+from tests.acceptance.folder import PATIENCE_S, Folder, until, without
 
 MODULE = """\
 import asyncio
@@ -56,23 +54,20 @@ CALM = ("calm-1", "calm-2", "calm-3")
 ALL = ("calm-1", "deadly", "calm-2", "calm-3")
 
 
+def submission(name: str) -> tuple[str, ...]:
+    kind = "own.deadly" if name == "deadly" else "own.calm"
+    return ("submit", "--type", kind, "--id", name, "--inputs", json.dumps({"timeout_ms": 60_000}))
+
+
 def submit_all(folder: Folder) -> None:
-    (folder.path / "deaths.py").write_text(MODULE)
-    for name in ALL:
-        kind = "own.deadly" if name == "deadly" else "own.calm"
-        inputs = ("--inputs", json.dumps({"timeout_ms": 60_000}))
-        assert folder("submit", "--type", kind, "--id", name, *inputs).code == 0
+    folder.write("deaths.py", MODULE)
+    assert [folder(*submission(name)).code for name in ALL] == [0] * len(ALL)
 
 
-def dies(folder: Folder, program: Sequence[str] = ("-m", "reefknot")) -> None:
+def dies(folder: Folder, protection: str = "") -> None:
     """A system that runs until a step ends its process."""
-    process = folder.start("up", "--module", "deaths", program=program)
+    process = folder.start("up", "--module", "deaths", program=without(protection))
     assert process.wait(PATIENCE_S) == 9, process.communicate()
-    process.communicate()
-
-
-def ends_of(folder: Folder) -> dict[str, str]:
-    return {name: folder.json("job", "show", name)["state"] for name in ALL}
 
 
 def test_of_all_that_ran_when_a_process_died_only_the_culprit_is_quarantined(folder: Folder) -> None:
@@ -83,12 +78,12 @@ def test_of_all_that_ran_when_a_process_died_only_the_culprit_is_quarantined(fol
     for name in CALM:
         assert folder("job", "show", name).code == 0
     wait_for_ends(folder, process)
-    assert ends_of(folder) == {**dict.fromkeys(CALM, "succeeded"), "deadly": "quarantined"}
+    assert folder.states() == {**dict.fromkeys(CALM, "succeeded"), "deadly": "quarantined"}
     told = (folder.path / "story.txt").read_text().split("\n")[:-1]
     assert sum(line.startswith("begin deadly ") for line in told) == 3
     for name in CALM:
         assert sum(line.startswith(f"begin {name} ") for line in told) == 2, told
-        assert folder.json("job", "show", name)["crashes"] == 1
+        assert folder.job(name)["crashes"] == 1
 
     first = told[0].split()[2]
     later = [line.split() for line in told if line.split()[2] != first]
@@ -103,17 +98,15 @@ def test_without_isolation_its_neighbours_go_to_quarantine_with_it(folder: Folde
     (folder.path / "beside").touch()
     submit_all(folder)
     for _ in range(3):
-        dies(folder, ("-m", "tests.acceptance.weakened", "isolation"))
+        dies(folder, "isolation")
     process = folder.start("up", "--module", "deaths")
     wait_for_ends(folder, process)
-    assert ends_of(folder) == dict.fromkeys(ALL, "quarantined")
+    assert folder.states() == dict.fromkeys(ALL, "quarantined")
 
 
 def wait_for_ends(folder: Folder, process: subprocess.Popen[str]) -> None:
     for name in ALL:
-        kind = "own.deadly" if name == "deadly" else "own.calm"
-        words = ("submit", "--type", kind, "--id", name, "--inputs", json.dumps({"timeout_ms": 60_000}))
-        folder(*words, "--wait")
+        folder(*submission(name), "--wait")
     process.terminate()
     assert process.wait(PATIENCE_S) in (0, 143), process.communicate()
 
@@ -149,32 +142,28 @@ def late(inputs, context):
 
 def abandoned(folder: Folder, protection: str) -> subprocess.Popen[str]:
     """A worker in which a function runs on, and to which the suspect of a killed worker comes."""
-    (folder.path / "calm.py").write_text(CALM_STEP)
-    (folder.path / "late.py").write_text(LATE_STEP)
+    folder.write("calm.py", CALM_STEP)
+    folder.write("late.py", LATE_STEP)
     folder.part("router")
     killed = folder.part("worker", "--worker-id", "one", "--module", "calm")
-    assert folder("submit", "--type", "own.calm", "--id", "calm", "--timeout-ms", "60000").code == 0
+    folder.submit("own.calm", "calm", "--timeout-ms", "60000")
     until(lambda: folder.begun() == ["calm"])
-    program = ("-m", "tests.acceptance.weakened", protection) if protection else ("-m", "reefknot")
-    process = folder.start("worker", "start", "--worker-id", "two", "--module", "late", program=program)
-    assert process.stderr is not None
-    assert " is ready" in process.stderr.readline()
+    process = folder.part("worker", "--worker-id", "two", "--module", "late", protection=protection)
     late = ("submit", "--type", "own.late", "--id", "late", "--timeout-ms", "300", "--wait", "--json")
     assert folder(*late).json["results"][0]["status"] == "timeout", "its time is over, and it runs on"
-    killed.kill()
-    killed.wait()
+    folder.kill(killed)
     return process
 
 
 def test_a_suspect_is_not_begun_beside_a_function_that_runs_on_and_not_blamed_for_it(folder: Folder) -> None:
     process = abandoned(folder, "")
-    until(lambda: folder.json("job", "show", "calm")["reason"] == RUNS_ALONE)
+    until(lambda: bool(folder.job("calm")["reason"] == RUNS_ALONE))
     (folder.path / "die").touch()
     assert process.wait(PATIENCE_S) == 9
     assert folder.begun() == ["calm"]
-    assert folder.json("job", "show", "calm")["crashes"] == 1, "of the worker that was killed while it ran"
+    assert folder.job("calm")["crashes"] == 1, "of the worker that was killed while it ran"
     folder.part("worker", "--worker-id", "three", "--module", "calm")
-    until(lambda: folder.json("job", "show", "calm")["state"] == "succeeded")
+    until(lambda: folder.state("calm") == "succeeded")
 
 
 def test_when_such_a_function_counts_as_ended_the_suspect_is_blamed_for_it(folder: Folder) -> None:
@@ -182,7 +171,7 @@ def test_when_such_a_function_counts_as_ended_the_suspect_is_blamed_for_it(folde
     process = abandoned(folder, "overdue-functions")
     assert process.wait(PATIENCE_S) == 9
     folder.part("worker", "--worker-id", "three", "--module", "calm")
-    until(lambda: folder.json("job", "show", "calm")["crashes"] == 2)
+    until(lambda: folder.job("calm")["crashes"] == 2)
 
 
 # ---- a second signal -------------------------------------------------------------------------------------------------
@@ -216,18 +205,13 @@ async def blocks(inputs, context):
 
 def holding(folder: Folder, *kinds: str, protection: str = "") -> subprocess.Popen[str]:
     """A system that runs a step of each kind."""
-    (folder.path / "held.py").write_text(HELD)
+    folder.write("held.py", HELD)
     before = len(folder.begun())
-    program = ("-m", "tests.acceptance.weakened", protection) if protection else ("-m", "reefknot")
-    process = folder.start("up", "--module", "held", program=program)
+    process = folder.start("up", "--module", "held", program=without(protection))
     for kind in kinds:
-        begin(folder, kind, before)
+        folder.submit(f"own.{kind}", kind, "--timeout-ms", "60000")
+        until(lambda: kind in folder.begun()[before:])  # noqa: B023 - at once
     return process
-
-
-def begin(folder: Folder, kind: str, before: int) -> None:
-    assert folder("submit", "--type", f"own.{kind}", "--id", kind, "--timeout-ms", "60000").code == 0
-    until(lambda: kind in folder.begun()[before:])
 
 
 def stop_twice(process: subprocess.Popen[str], how: signal.Signals, *, is_blocked: bool = False) -> float:
@@ -246,12 +230,11 @@ def stop_twice(process: subprocess.Popen[str], how: signal.Signals, *, is_blocke
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_gives_running_steps_back_however_often(folder: Folder, how: signal.Signals) -> None:
-    for number in range(1, 4):
+def test_a_second_signal_gives_running_steps_back_however_often(folder: Folder) -> None:
+    for number, how in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGINT), 1):
         stop_twice(holding(folder, "awaits", "plain"), how)
         for name in ("awaits", "plain"):
-            shown = folder.json("job", "show", name)
+            shown = folder.job(name)
             assert (shown["state"], shown["reason"]) == ("pending", "shutdown")
             assert (shown["interruptions"], shown["crashes"]) == (number, 0)
 
@@ -259,7 +242,7 @@ def test_a_second_signal_gives_running_steps_back_however_often(folder: Folder, 
 def test_a_second_signal_is_heard_while_a_step_blocks_the_event_loop(folder: Folder) -> None:
     stop_twice(holding(folder, "awaits", "blocks"), signal.SIGINT, is_blocked=True)
     for name in ("awaits", "blocks"):
-        shown = folder.json("job", "show", name)
+        shown = folder.job(name)
         assert (shown["state"], shown["interruptions"], shown["crashes"]) == ("pending", 1, 0)
 
 
@@ -272,7 +255,7 @@ def test_a_second_signal_never_waits_for_a_store_that_is_locked(folder: Folder) 
     finally:
         connection.close()
     holding(folder)
-    until(lambda: folder.json("job", "show", "awaits")["crashes"] == 1)
+    until(lambda: folder.job("awaits")["crashes"] == 1)
 
 
 def test_without_giving_back_three_second_signals_quarantine_what_was_running(folder: Folder) -> None:
@@ -280,4 +263,4 @@ def test_without_giving_back_three_second_signals_quarantine_what_was_running(fo
     for _ in range(3):
         stop_twice(holding(folder, "awaits", protection="giving-back"), signal.SIGTERM)
     holding(folder)
-    until(lambda: folder.json("job", "show", "awaits")["state"] == "quarantined")
+    until(lambda: folder.state("awaits") == "quarantined")

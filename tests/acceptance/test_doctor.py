@@ -57,56 +57,54 @@ def monitoring_url(server: NatsServer) -> str:
     return address
 
 
+SQLITE = ("--engine", "sqlite:a.db")
+
+
 def test_a_file_that_is_well(person: Person) -> None:
-    person.done("submit", "--type", "own.hello", "--id", "one", "--engine", "sqlite:a.db")
-    person.done("job", "cancel", "one", "--engine", "sqlite:a.db")
-
-    found = findings(person, "--engine", "sqlite:a.db")
-
+    person.done("submit", "--type", "own.hello", "--id", "one", *SQLITE)
+    person.done("job", "cancel", "one", *SQLITE)
+    found = findings(person, *SQLITE)
     assert {one["level"] for one in found.values()} == {"ok"}
     of_the_file = ["library", "file", "disk", "schema", "durability", "content"]
     assert list(found) == [*AROUND, *of_the_file, "systems", "leases", "audit"]
-    assert "nothing to do" in person("doctor", "--engine", "sqlite:a.db").stderr
+    assert "nothing to do" in person("doctor", *SQLITE).stderr
 
 
 def test_a_due_job_that_waits_while_nothing_runs_is_a_problem_and_one_for_later_a_warning(person: Person) -> None:
-    person.done(*LATER, "--engine", "sqlite:a.db")
-    found = findings(person, "--engine", "sqlite:a.db")["systems"]
+    person.done(*LATER, *SQLITE)
+    before = files_of(person.folder, "a")
+    found = findings(person, *SQLITE)["systems"]
+    assert files_of(person.folder, "a") == before, "looking changes nothing"
     assert (found["level"], found["text"]) == ("warning", "1 job waits for later, and no system is running")
     assert "`reefknot up`" in found["way_out"]
 
-    person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
-    found = findings(person, "--engine", "sqlite:a.db", code=UNSERVED)["systems"]
+    person.done("submit", "--type", "own.hello", *SQLITE)
+    found = findings(person, *SQLITE, code=UNSERVED)["systems"]
     text = "1 job waits: no system is running, neither router nor worker"
     assert (found["level"], found["cause"], found["text"]) == ("problem", "unserved", text)
     assert "`reefknot up`" in found["way_out"]
-    assert "1 problem" in person("doctor", "--engine", "sqlite:a.db").stderr
+    assert "1 problem" in person("doctor", *SQLITE).stderr
 
 
 def test_a_file_that_somebody_keeps_locked_is_a_problem(person: Person) -> None:
     """Readers do not notice: in WAL mode, only who wants to write has to wait."""
-    person.done(*LATER, "--engine", "sqlite:a.db")
+    person.done(*LATER, *SQLITE)
     holder = apsw.Connection(str(person.folder / "a.db"))
     try:
         holder.execute("BEGIN EXCLUSIVE").fetchall()
-        found = findings(person, "--engine", "sqlite:a.db", code=LOCKED)["lock"]
+        found = findings(person, *SQLITE, code=LOCKED)["lock"]
         assert (found["level"], found["cause"]) == ("problem", "locked")
         holder.execute("ROLLBACK").fetchall()
-        assert "lock" not in findings(person, "--engine", "sqlite:a.db"), "the control: nobody keeps it any more"
+        assert "lock" not in findings(person, *SQLITE), "the control: nobody keeps it any more"
     finally:
         holder.close()
 
 
 def test_a_file_that_is_not_there_is_a_warning_and_a_problem_when_it_was_named(person: Person) -> None:
-    found = findings(person)
-    named = findings(person, "--engine", "sqlite:a.db", code=UNREACHABLE)
-
-    assert (found["file"]["level"], named["file"]["level"]) == ("warning", "problem")
-    assert named["file"]["way_out"] == "check the name in --engine"
+    assert findings(person)["file"]["level"] == "warning"
+    named = findings(person, *SQLITE, code=UNREACHABLE)["file"]
+    assert (named["level"], named["way_out"]) == ("problem", "check the name in --engine")
     assert not (person.folder / "a.db").exists()
-
-
-def test_a_name_that_no_file_can_have_is_a_problem(person: Person) -> None:
     for name in ("a" * 300, f"{'a' * 300}/a.db"):
         found = findings(person, "--engine", f"sqlite:{name}", code=UNREACHABLE)
         assert list(found) == [*AROUND, "library", "file"]
@@ -115,58 +113,45 @@ def test_a_name_that_no_file_can_have_is_a_problem(person: Person) -> None:
 
 
 def test_a_file_that_is_damaged_is_a_problem(person: Person) -> None:
-    person.done("submit", "--type", "own.hello", "--engine", "sqlite:a.db")
+    person.done("submit", "--type", "own.hello", *SQLITE)
     file = person.folder / "a.db"
     content = bytearray(file.read_bytes())
     for place in range(4096, len(content), 4096):
         content[place : place + 64] = b"\xff" * 64
     file.write_bytes(content)
-
-    found = findings(person, "--engine", "sqlite:a.db", code=DAMAGED)
-
+    found = findings(person, *SQLITE, code=DAMAGED)
     assert [one["cause"] for one in found.values() if one["level"] == "problem"] == ["damaged"]
 
 
-def test_a_store_on_nats_that_is_well(person: Person, url: str, nats_server: NatsServer) -> None:
+def test_a_store_on_nats_that_is_well_and_a_server_that_syncs_always(
+    person: Person, url: str, nats_server: NatsServer, own_nats_server: NatsServer
+) -> None:
     person.done(*LATER, "--engine", url)
-
     found = findings(person, "--engine", url, "--monitor", monitoring_url(nats_server))
-
     assert {name for name, one in found.items() if one["level"] != "ok"} == {"sync", "bound", "systems"}
     assert "1 open jobs" in found["mirror"]["text"]
     assert found["outbox"]["text"] == "every event is in the audit stream"
     assert found["sync"]["text"].startswith("every 120 s: a power cut of the server may lose")
     assert "sync_interval to always" in found["sync"]["way_out"]
 
+    always = ("--engine", own_nats_server.url)
+    found = findings(person, *always, "--monitor", monitoring_url(own_nats_server))
+    assert (found["sync"]["level"], "survives a power cut" in found["sync"]["text"]) == ("ok", True)
+    assert "not known from here" in findings(person, *always)["sync"]["text"]
 
-def test_a_server_that_syncs_always_is_told_from_its_monitoring_port(
-    person: Person, own_nats_server: NatsServer
+
+def test_streams_that_are_not_there_are_a_warning_and_are_not_made_and_a_changed_one_is_a_problem(
+    person: Person, url: str
 ) -> None:
-    monitor = monitoring_url(own_nats_server)
-
-    found = findings(person, "--engine", own_nats_server.url, "--monitor", monitor)
-
-    assert found["sync"]["level"] == "ok"
-    assert "survives a power cut" in found["sync"]["text"]
-    assert "not known from here" in findings(person, "--engine", own_nats_server.url)["sync"]["text"]
-
-
-def test_streams_that_are_not_there_are_a_warning_and_are_not_made(person: Person, url: str) -> None:
     for _ in range(2):
-        found = findings(person, "--engine", url)
-        assert found["stream"]["level"] == "warning"
-        assert "there is no stream" in found["stream"]["text"]
-
-
-def test_a_stream_that_somebody_changed_is_a_problem(person: Person, url: str) -> None:
+        found = findings(person, "--engine", url)["stream"]
+        assert (found["level"], "there is no stream" in found["text"]) == ("warning", True)
     server, _, name = url.rpartition("/")
     person.done(*LATER, "--engine", url)
     edit(server, f"{name}_audit", max_age=86_400_000_000_000)
-
-    found = findings(person, "--engine", url, code=MISCONFIGURED)
-
-    assert f"{name}_audit was changed: max_age is 86400000000000, not 0" in found["stream"]["text"]
-    assert found["stream"]["way_out"] == f"set it back: nats stream edit {name}_audit"
+    found = findings(person, "--engine", url, code=MISCONFIGURED)["stream"]
+    assert f"{name}_audit was changed: max_age is 86400000000000, not 0" in found["text"]
+    assert found["way_out"] == f"set it back: nats stream edit {name}_audit"
 
 
 def test_a_server_that_cannot_be_used_is_one_problem(person: Person, tmp_path: Path) -> None:
@@ -182,11 +167,11 @@ def test_a_server_that_cannot_be_used_is_one_problem(person: Person, tmp_path: P
 
 def test_replicas_are_compared_and_one_that_is_away_is_named(person: Person, nats_cluster: list[NatsServer]) -> None:
     hosts = ",".join(f"127.0.0.1:{one.port}" for one in nats_cluster)
-    (person.folder / "reefknot.yaml").write_text(f"engine: nats://{hosts}\nnats: {{replicas: 3}}\n")
+    person.configure(f"engine: nats://{hosts}\nnats: {{replicas: 3}}\n")
     person.done(*LATER)
     assert "3 copies, all of them current" in findings(person)["replicas"]["text"]
 
-    (person.folder / "reefknot.yaml").write_text(f"engine: nats://{hosts}\n")
+    person.configure(f"engine: nats://{hosts}\n")
     assert "has 3 copies, and nats.replicas is 1" in findings(person)["replicas"]["text"]
 
     kill(nats_cluster[2])
@@ -194,17 +179,8 @@ def test_replicas_are_compared_and_one_that_is_away_is_named(person: Person, nat
     assert findings(person)["replicas"]["level"] == "warning"
 
 
-def test_looking_changes_nothing_beside_the_file(person: Person) -> None:
-    person.done(*LATER, "--engine", "sqlite:a.db")
-    before = {one.name: one.read_bytes() for one in person.folder.glob("a.db*")}
-
-    findings(person, "--engine", "sqlite:a.db")
-
-    assert {one.name: one.read_bytes() for one in person.folder.glob("a.db*")} == before
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {one.name: one.read_bytes() for one in folder.glob("b.db*")}
+def files_of(folder: Path, name: str = "b") -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in folder.glob(f"{name}.db*")}
 
 
 def crashed_store(person: Person) -> Path:
@@ -228,24 +204,16 @@ def test_a_log_in_which_nothing_can_be_read_is_a_finding_and_stays(person: Perso
     log = crashed_store(person)
     assert "log" not in findings(person, "--engine", "sqlite:b.db"), "the control: a log that is whole"
     whole = log.read_bytes()
-
-    for place, level in ((0, "problem"), (8, "problem"), (16, "problem"), (24, "problem"), (32, "warning")):
-        log.write_bytes(whole[:place] + b"\xaa\xbb" + whole[place + 2 :])
+    places = ((0, "problem"), (8, "problem"), (16, "problem"), (24, "problem"), (32, "warning"))
+    spoilt = [(whole[:place] + b"\xaa\xbb" + whole[place + 2 :], level) for place, level in places]
+    for content, level in (*spoilt, (bytes(range(256)) * 20, "problem")):
+        log.write_bytes(content)
         before = files_of(person.folder)
         found = findings(person, "--engine", "sqlite:b.db", code=DAMAGED if level == "problem" else FINE)["log"]
-        assert found["level"] == level, place
-        assert f"b.db-wal has {len(whole)} bytes and no valid frame" in found["text"]
+        assert (found["level"], found["cause"] == "damaged") == (level, level == "problem")
+        assert f"b.db-wal has {len(content)} bytes and no valid frame" in found["text"]
         assert "copy the file and its log before" in found["way_out"]
         assert files_of(person.folder) == before
-
-
-def test_a_log_of_noise_is_a_problem_and_stays(person: Person) -> None:
-    log = crashed_store(person)
-    log.write_bytes(bytes(range(256)) * 20)
-    before = files_of(person.folder)
-
-    assert findings(person, "--engine", "sqlite:b.db", code=DAMAGED)["log"]["cause"] == "damaged"
-    assert files_of(person.folder) == before
 
     address = f"file:{person.folder / 'b.db'}?mode=ro&vfs=unix-none"
     careless = apsw.Connection(address, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
@@ -283,7 +251,7 @@ def test_an_empty_file_beside_its_log_is_a_problem_and_the_log_stays(person: Per
 
 
 def test_looking_changes_nothing_on_nats_where_a_dead_process_left_events(person: Person, url: str) -> None:
-    (person.folder / "reefknot.yaml").write_text(f"engine: {url}\naudit: {{jsonl: {{path: events.jsonl}}}}\n")
+    person.configure(f"engine: {url}\naudit: {{jsonl: {{path: events.jsonl}}}}\n")
     server, _, name = url.rpartition("/")
 
     def streams() -> list[Any]:
@@ -312,7 +280,7 @@ def test_looking_changes_nothing_on_nats_where_a_dead_process_left_events(person
 
 
 def test_the_configuration_its_secrets_and_its_dashboard_are_findings_too(person: Person) -> None:
-    (person.folder / "reefknot.yaml").write_text("secrets: {api: 'env:NO_SUCH_VARIABLE'}\n")
+    person.configure("secrets: {api: 'env:NO_SUCH_VARIABLE'}\n")
     person.done(*LATER)
 
     found = findings(person)
@@ -332,7 +300,7 @@ def test_the_file_of_a_secret_is_named_when_others_can_read_it_or_it_is_none(per
     secrets = (
         "dashboard: {operator_token: 'file:open.txt', reader_token: 'file:pipe'}\nnats: {credentials: ours.creds, "
     )
-    (person.folder / "reefknot.yaml").write_text(secrets + "tls_key: pipe}\n")
+    person.configure(secrets + "tls_key: pipe}\n")
     for name in ("open.txt", "ours.creds"):
         (person.folder / name).write_text("xyzzy-the-password")
         (person.folder / name).chmod(0o644)
@@ -356,7 +324,7 @@ def test_the_file_of_a_secret_is_named_when_others_can_read_it_or_it_is_none(per
 
 def test_logins_are_only_tried_on_request(person: Person) -> None:
     url = f"postgresql://shop:xyzzy@127.0.0.1:{free_port()}/shop"
-    (person.folder / "reefknot.yaml").write_text(f"blocks: {{sql: {{connections: {{shop: '{url}'}}}}}}\n")
+    person.configure(f"blocks: {{sql: {{connections: {{shop: '{url}'}}}}}}\n")
 
     assert "logins" not in findings(person)
     ended = person("doctor", "--logins")
@@ -374,7 +342,7 @@ def test_a_stream_of_peers_that_nobody_takes_from_is_a_warning(person: Person, u
     assert "error" not in ask(server, f"$JS.API.STREAM.CREATE.{name}_assign", stream)
 
     taken = findings(person, "--engine", url)["shared"]
-    (person.folder / "reefknot.yaml").write_text("router: {shared_subject: off}\n")
+    person.configure("router: {shared_subject: off}\n")
     found = findings(person, "--engine", url)["shared"]
 
     assert (found["level"], taken["level"]) == ("warning", "ok")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.folder import Folder
+from tests.warm_commands import run_cold
 
 OUTSIDE = Path(__file__).parents[2] / "examples" / "verify_chain.py"
 OLD = Path(__file__).parent / "stores" / "export_format_1.jsonl"
@@ -27,7 +27,7 @@ def exported(folder: Folder, request: pytest.FixtureRequest) -> Folder:
         shutil.copy(OLD, folder.path / LOG)
         shutil.copy(f"{OLD}.head.json", folder.path / HEAD)
     else:
-        (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in WORK))
+        folder.write_lines("work.jsonl", *WORK)
         assert folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))[0] == 0
         assert folder("audit", "export", LOG).code == 0
     assert json.loads(lines_of(folder)[0])["format"] == request.param
@@ -39,10 +39,7 @@ def lines_of(folder: Folder) -> list[bytes]:
 
 
 def outside(folder: Folder) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(OUTSIDE), LOG, HEAD],
-        cwd=folder.path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_cold(sys.executable, "-I", "-S", OUTSIDE, LOG, HEAD, cwd=folder.path)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -100,9 +97,8 @@ def test_a_tampered_line_is_named_by_its_number(exported: Folder) -> None:
 
 def test_a_log_that_is_appended_to_stays_in_format_1(folder: Folder) -> None:
     """Programs that ship its lines, and older processes, go on reading it."""
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("audit: {jsonl: {path: copy.jsonl}}\n")
-    (folder.path / "work.jsonl").write_text(json.dumps(WORK[0]) + "\n")
+    folder.configure("audit: {jsonl: {path: copy.jsonl}}\n")
+    folder.write("work.jsonl", json.dumps(WORK[0]) + "\n")
     assert folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))[0] == 0
     header, *lines = map(json.loads, (folder.path / "copy.jsonl").read_bytes().splitlines())
 

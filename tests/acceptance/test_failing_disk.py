@@ -75,11 +75,7 @@ def test_nothing_accepted_is_lost_when_the_disk_fails_under_a_running_system(fol
     assert (code, took < ENDS_WITHIN_S) == (UNREACHABLE, True), err
 
     folder.up()
-    until(
-        lambda: (
-            folder.json("job", "list", "--state", "succeeded", "--limit", "100")["states"]["succeeded"] >= len(names)
-        )
-    )
+    until(lambda: folder.have_succeeded(*names))
     assert set(folder.begun()) == set(names)
     assert folder("store", "check").code == 0
     assert folder("audit", "verify").code == 0
@@ -87,7 +83,7 @@ def test_nothing_accepted_is_lost_when_the_disk_fails_under_a_running_system(fol
 
 def test_a_run_whose_disk_fails_ends_with_69_and_the_next_run_finishes_it(folder: Folder) -> None:
     lines = [{"assignment_id": f"r{n}", "job": {"type": "own.wait", "payload": {"name": f"r{n}"}}} for n in range(20)]
-    (folder.path / "work.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder.write_lines("work.jsonl", *lines)
     process = folder.start("run", "work.jsonl", *NAPS, program=("-m", "tests.faults.sick_disk", "sick"))
     until(lambda: len(folder.begun()) >= 2)
     took, code, err = ended_by_the_disk(folder, process, folder.path / "sick")
@@ -110,30 +106,20 @@ EVERY_LINE += "run_name='__main__')"
 """The system of before: every error has its line."""
 
 
-def on_a_full_disk(folder: Folder, *program: str) -> subprocess.Popen[str]:
+@pytest.mark.parametrize("is_bounded", [True, False], ids=["once", "control"])
+def test_on_a_full_disk_an_error_of_one_kind_is_logged_once_a_minute(folder: Folder, is_bounded: bool) -> None:
+    """The control, without that rule: every second."""
+    program = ("-m", "tests.faults.full_disk") if is_bounded else ("-c", EVERY_LINE)
     process = folder.start("up", *NAPS, "--for", "5", "--log-format", "text", program=(*program, "full"))
     assert process.stderr is not None
     assert process.stderr.readline().startswith("up ")
     (folder.path / "full").touch()
-    return process
-
-
-def test_on_a_full_disk_an_error_of_one_kind_is_logged_once_a_minute(folder: Folder) -> None:
-    code, _, err = folder.ends(on_a_full_disk(folder, "-m", "tests.faults.full_disk"))
-
+    code, _, err = folder.ends(process)
     logged = [line.partition(" ERROR ")[2].partition("(")[0] for line in err.splitlines() if " ERROR " in line]
-    assert any(STATUS in line for line in logged), err
-    assert len(logged) == len(set(logged)), err
-    assert code == 0
-
-
-def test_without_that_rule_it_is_logged_every_second(folder: Folder) -> None:
-    """The control."""
-    process = on_a_full_disk(folder, "-c", EVERY_LINE)
-    assert process.stderr is not None
-    lines = [line for line in process.stderr if STATUS in line]
-
-    assert len(lines) > 1
+    statuses = [line for line in logged if STATUS in line]
+    assert (len(statuses) == 1) is is_bounded, err
+    if is_bounded:
+        assert (code, len(logged)) == (0, len(set(logged))), err
 
 
 GUARDED = """
@@ -174,9 +160,8 @@ def test_a_step_whose_key_a_full_disk_refused_is_tried_again_and_has_its_effect_
     until((here / "refused").exists)
     (here / "full").unlink()
 
-    until(lambda: folder.json("job", "show", "pay")["state"] in ("succeeded", "quarantined"))
-    shown = folder.json("job", "show", "pay")
-    system.terminate()
-    folder.ends(system)
+    until(lambda: folder.state("pay") in ("succeeded", "quarantined"))
+    shown = folder.job("pay")
+    folder.stop(system)
 
     assert (shown["state"], (here / "effects").read_text()) == ("succeeded", "pay\n"), shown

@@ -44,29 +44,34 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return made
 
 
+class Steps:
+    """A handler that counts how often SQLite came by."""
+
+    seen = 0
+
+    def __call__(self) -> bool:
+        self.seen += 1
+        return False
+
+
 def counted(path: Path, name: str, make: Make) -> int:
     """How often SQLite came by while this call ran, after one that opened and cached."""
+    steps = Steps()
 
-    async def main() -> int:
+    async def main() -> None:
         store = await SqliteStore(path, SystemClock(), inline=True).start()
         ended, quarantined = await growth.found(store)
         with patch.object(growth, "time", lambda: _FILLED[path]):
             call = make(store, ended, quarantined)[name]
         await call()
-        seen = [0]
-
-        def step() -> bool:
-            seen[0] += 1
-            return False
-
         for connection in (store._reader._connection, store._writer._connection):
             if connection is not None:
-                connection.set_progress_handler(step, STEPS)
+                connection.set_progress_handler(steps, STEPS)
         await call()
         await store.close()
-        return seen[0]
 
-    return asyncio.run(main())
+    asyncio.run(main())
+    return steps.seen
 
 
 def all_calls(store: SqliteStore, ended: list[str], quarantined: list[str]) -> dict[str, growth.Call]:
@@ -87,22 +92,18 @@ def test_a_call_takes_as_many_steps_in_a_grown_store(stores: dict[int, Path], na
 
 def test_opening_a_grown_store_takes_no_more_steps(stores: dict[int, Path]) -> None:
     def opening(path: Path) -> int:
-        seen = [0]
-
-        def step() -> bool:
-            seen[0] += 1
-            return False
+        steps = Steps()
 
         def opener(name: str, flags: int) -> apsw.Connection:
             connection = apsw.Connection(name, flags=flags)
-            connection.set_progress_handler(step, STEPS)
+            connection.set_progress_handler(steps, STEPS)
             return connection
 
         async def main() -> None:
             await (await SqliteStore(path, SystemClock(), inline=True, opener=opener).start()).close()
 
         asyncio.run(main())
-        return seen[0]
+        return steps.seen
 
     assert opening(stores[LARGE]) <= opening(stores[SMALL]) + ALLOWANCE
 

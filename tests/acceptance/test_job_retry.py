@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import signal
-
-from tests.acceptance.folder import CONFIG, PATIENCE_S, Folder, until
+from tests.acceptance.folder import CONFIG, Folder, until
 
 STEPS = """\
 import asyncio
@@ -25,27 +22,19 @@ async def order(inputs, context):
 ENDS = {"failed-1": "failed", "failed-2": "failed", "late": "failed", "expired": "failed", "withdrawn": "cancelled"}
 
 
-def state(folder: Folder, name: str) -> str:
-    return str(folder.json("job", "show", name)["state"])
-
-
 def prepared(folder: Folder) -> None:
     """Jobs with every end that is no success."""
-    (folder.path / "reefknot.yaml").write_text(CONFIG.replace("quarantine_failed: true", "quarantine_failed: false"))
-    (folder.path / "orders.py").write_text(STEPS)
-    order = ("submit", "--type", "own.order", "--id")
-    for name in ("failed-1", "failed-2"):
-        assert folder(*order, name).code == 0
-    assert folder(*order, "late", "--inputs", '{"slow": true}', "--timeout-ms", "100").code == 0
-    assert folder(*order, "withdrawn").code == 0
+    folder.write("reefknot.yaml", CONFIG.replace("quarantine_failed: true", "quarantine_failed: false"))
+    folder.write("orders.py", STEPS)
+    for name in ("failed-1", "failed-2", "withdrawn"):
+        folder.submit("own.order", name)
+    folder.submit("own.order", "late", "--timeout-ms", "100", slow=True)
     assert folder("job", "cancel", "withdrawn", "--because", "a mistake").code == 0
-    assert folder(*order, "expired", "--deadline", "0.001", "--wait").code == 1
-    assert folder(*order, "fine", "--inputs", '{"fine": 1}').code == 0
+    assert folder("submit", "--type", "own.order", "--id", "expired", "--deadline", "0.001", "--wait").code == 1
+    folder.submit("own.order", "fine", fine=1)
     process = folder.start("up", "--module", "orders")
-    until(lambda: all(state(folder, name) == "failed" for name in ("failed-1", "failed-2", "late", "fine")))
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) == 143
-    assert {name: state(folder, name) for name in ENDS} == ENDS
+    until(lambda: folder.states() == {**ENDS, "fine": "failed"})
+    assert folder.stop(process)[0] == 143
 
 
 def test_every_job_that_ended_without_success_runs_again_under_its_id(folder: Folder) -> None:
@@ -57,7 +46,7 @@ def test_every_job_that_ended_without_success_runs_again_under_its_id(folder: Fo
 
     dry = folder.json("job", "retry", "--all", "--dry-run")
     assert (sorted(dry["retried"]), dry["dry_run"]) == (sorted([*ENDS, "fine"]), True)
-    assert state(folder, "failed-1") == "failed"
+    assert folder.state("failed-1") == "failed"
     done = folder.json("job", "retry", "failed-1", "withdrawn", "--because", "repaired", "--as", "ann")
     assert (sorted(done["retried"]), done["missing"], done["actor"]) == (["failed-1", "withdrawn"], [], "ann")
     rest = folder.json("job", "retry", "--type", "own.order", "--because", "all the rest", "--as", "bob")
@@ -66,10 +55,10 @@ def test_every_job_that_ended_without_success_runs_again_under_its_id(folder: Fo
     (folder.path / "repaired").touch()
     folder.start("up", "--module", "orders")
     expected = {*ENDS, "fine"} - {"expired"}  # which has a millisecond again
-    until(lambda: all(state(folder, name) == "succeeded" for name in expected))
+    until(lambda: all(folder.state(name) == "succeeded" for name in expected))
     assert sorted((folder.path / "done.txt").read_text().split()) == sorted(expected)
-    assert folder.json("job", "show", "expired")["generation"] == 1
-    shown = folder.json("job", "show", "withdrawn")
+    assert folder.job("expired")["generation"] == 1
+    shown = folder.job("withdrawn")
     assert (shown["generation"], shown["result"]["status"]) == (1, "success")
     assert [(one["what"], one["why"], one["who"]) for one in shown["history"] if one["what"] == "requeued"] == [
         ("requeued", "repaired", "ann")
@@ -77,14 +66,11 @@ def test_every_job_that_ended_without_success_runs_again_under_its_id(folder: Fo
     answered = folder("submit", "--type", "own.order", "--id", "failed-1", "--wait", "--json").json["results"]
     assert [one["status"] for one in answered] == ["success"], "its caller gets the new result"
 
-    assert folder("audit", "export", "events.jsonl").code == 0
-    events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
-    bodies = [one.get("event", one) for one in events]
-    deeds = [one for one in bodies if one.get("action") == "job.retry"]
+    deeds = [one for one in folder.events("operator_action") if one["action"] == "job.retry"]
     told = {(one["actor"], one["details"]["reason"]) for one in deeds}
     assert told == {("ann", "repaired"), ("bob", "all the rest")}
     assert sum(one["details"]["count"] for one in deeds) == 6
-    again = [one for one in bodies if one.get("event_type") == "requeued" and one["reason"].startswith("retried by")]
+    again = [one for one in folder.events("requeued") if one["reason"].startswith("retried by")]
     assert {one["work_id"] for one in again} == {*ENDS, "fine"}
 
 
@@ -93,7 +79,7 @@ def test_what_cannot_be_retried_is_named_with_its_state(folder: Folder) -> None:
     (folder.path / "repaired").touch()
     folder.start("up", "--module", "orders")
     assert folder("job", "retry", "failed-1").code == 0
-    until(lambda: state(folder, "failed-1") == "succeeded")
+    until(lambda: folder.state("failed-1") == "succeeded")
     refused = folder("job", "retry", "failed-1", "nobody", "failed-2", "--json")
     assert (refused.code, refused.json["retried"], refused.json["missing"]) == (1, ["failed-2"], ["failed-1", "nobody"])
     assert "'failed-1' cannot be retried: it is succeeded; accepted: failed, cancelled, quarantined" in refused.err
@@ -106,12 +92,12 @@ def test_what_cannot_be_retried_is_named_with_its_state(folder: Folder) -> None:
 
 
 def test_a_quarantined_job_that_is_named_is_retried_and_a_filter_leaves_it(folder: Folder) -> None:
-    (folder.path / "orders.py").write_text(STEPS)
+    folder.write("orders.py", STEPS)
     assert folder("submit", "--type", "own.order", "--id", "aside").code == 0
     folder.start("up", "--module", "orders")
-    until(lambda: state(folder, "aside") == "quarantined")
+    until(lambda: folder.state("aside") == "quarantined")
     assert folder("quarantine", "list").err.strip() == "1 shown"
     assert folder.json("job", "retry", "--all")["retried"] == []
     (folder.path / "repaired").touch()
     assert folder.json("job", "retry", "aside")["retried"] == ["aside"]
-    until(lambda: state(folder, "aside") == "succeeded")
+    until(lambda: folder.state("aside") == "succeeded")

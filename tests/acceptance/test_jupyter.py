@@ -181,10 +181,7 @@ def test_an_interrupted_wait_leaves_the_client_usable_and_a_restarted_kernel_fin
 def test_a_retry_that_waits_can_be_interrupted_and_the_client_goes_on(guide: Guide, notebook: Notebook) -> None:
     cells = [cell for cell, _ in guide.cells]
     assert [notebook.run(cells[number]).error for number in (CONNECT, SUBMIT)] == ["", ""]
-    for kind, call, wait in (
-        ("def", "read()", 30),
-        ("async def", "await read()", 2),
-    ):  # a kernel interrupts `await` late
+    for kind, call, wait in (("def", "read()", 30), ("async def", "await read()", 2)):  # `await` is interrupted late
         waits = notebook.begin(f"@rk.retry(wait=[{wait}])\n{kind} read():\n    raise ConnectionError\n\n{call}")
         shown = notebook.interrupt(waits, after="read: attempt 1 of 4 failed with ConnectionError")
         assert shown.error in INTERRUPTED, shown

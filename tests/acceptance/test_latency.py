@@ -16,6 +16,7 @@ import pytest
 
 from tests.acceptance.folder import Folder
 from tests.pace import slowness
+from tests.warm_commands import run_cold
 
 AT_ONCE_S = 0.1
 IDLE_S = 4.0
@@ -38,15 +39,9 @@ asyncio.run(main())
 """
 
 
-def store_of(folder: Folder) -> Path:
-    (found,) = (folder.path / ".reefknot").glob("*.db")
-    return found
-
-
 def caller(folder: Folder) -> list[float]:
     """How long another process waited for each of five results."""
-    words = [sys.executable, "-c", CALLER, folder.engine]
-    done = subprocess.run(words, cwd=folder.path, capture_output=True, text=True, timeout=60, check=False)
+    done = run_cold(sys.executable, "-c", CALLER, folder.engine, cwd=folder.path)
     assert done.returncode == 0, done.stderr
     times: list[float] = json.loads(done.stdout)
     return times
@@ -82,7 +77,7 @@ def test_a_system_that_has_nothing_to_do_writes_at_most_once_a_second(folder: Fo
     done = folder("submit", "--type", "own.nap", "--inputs", '{"seconds": 0}', "--wait", "--json")
     assert done.code == 0, done.err
     time.sleep(2)
-    number, seconds, looks = writes(store_of(folder), lambda seconds: seconds >= IDLE_S)
+    number, seconds, looks = writes(folder.store, lambda seconds: seconds >= IDLE_S)
     assert looks > 50
     assert number <= seconds + 1, "a status each second, and nothing else"
 
@@ -91,6 +86,6 @@ def test_a_system_that_works_is_seen_to_write_more_often(folder: Folder) -> None
     """The control: the same count of a system that gets six pieces of work in the meantime."""
     folder.up()
     process = subprocess.Popen([sys.executable, "-c", CALLER, folder.engine], stdout=subprocess.DEVNULL)
-    number, seconds, _ = writes(store_of(folder), lambda _: process.poll() is not None)
+    number, seconds, _ = writes(folder.store, lambda _: process.poll() is not None)
     assert process.returncode == 0
     assert number > seconds + 1

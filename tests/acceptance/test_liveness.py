@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 import time
@@ -54,40 +53,29 @@ def plain(inputs, context):
 
 def up(folder: Folder, *words: str) -> subprocess.Popen[str]:
     """A system with the steps of this file, as soon as it says that it is up."""
-    (folder.path / "held.py").write_text(STEPS)
-    process = folder.start("up", "--module", "held", *words)
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    assert line.startswith("up "), line
-    return process
+    folder.write("held.py", STEPS)
+    return folder.up("--module", "held", *words)
 
 
 def submit(folder: Folder, kind: str, name: str, *words: str, **inputs: object) -> None:
-    given = json.dumps({"name": name, **inputs})
-    assert folder("submit", "--type", kind, "--inputs", given, "--id", name, *words).code == 0
+    folder.submit(kind, name, *words, name=name, **inputs)
     until(lambda: name in folder.begun())
-
-
-# ---- shutdown --------------------------------------------------------------------------------------------------------
 
 
 def test_a_shutdown_ends_with_its_drain_although_a_plain_function_goes_on(folder: Folder) -> None:
     process = up(folder, "--drain", "1")
     submit(folder, "own.plain", "endless", seconds=25)
     began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    code, _, err = folder.ends(process)
+    code, _, err = folder.stop(process)
     took = time.monotonic() - began
 
     assert code == 143
     assert 1.0 <= took < 8.0, "one second of drain, and then the end"
     assert "1 plain functions run on although their attempts have ended" in err
-    shown = folder.json("job", "show", "endless")
+    shown = folder.job("endless")
     assert (shown["state"], shown["reason"], shown["interruptions"]) == ("pending", "shutdown", 1)
     assert shown["attempts"] == 0, "handed back, and nothing was spent"
 
-
-# ---- deadlines -------------------------------------------------------------------------------------------------------
 
 DEADLINE_S = 3.0
 SOON_S = 1.0 + 1.5
@@ -138,38 +126,30 @@ def test_a_deadline_is_answered_within_a_second_whoever_died(folder: Folder, who
     assert DEADLINE_S - 0.1 <= took <= DEADLINE_S + SOON_S
 
 
-# ---- idempotency keys ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["retry", "dedup", "guard"])
-def test_a_key_of_a_killed_process_is_free_as_soon_as_its_work_is(folder: Folder, mode: str) -> None:
+def test_keys_of_a_killed_process_are_free_as_soon_as_its_work_is(folder: Folder) -> None:
     """Key lease 60 s, time of the step 30 s, both by default: nothing waits for either."""
+    modes = ("retry", "dedup", "guard")
     first = up(folder)
-    submit(folder, "own.charge", "order-7", mode=mode)
-    first.kill()
-    first.communicate()
+    for mode in modes:
+        submit(folder, "own.charge", mode, mode=mode)
+    folder.kill(first)
     folder.go()
     began = time.monotonic()
     up(folder)
-    until(lambda: folder.json("job", "show", "order-7")["state"] not in ("pending", "running"))
+    until(lambda: not {folder.state(mode) for mode in modes} & {"pending", "running"})
     assert time.monotonic() - began < 15
-
-    shown = folder.json("job", "show", "order-7")
-    if mode == "guard":
-        assert shown["state"] == "quarantined"
-        assert "guard:order-7" in shown["reason"]
-        assert folder.begun() == ["order-7"], "at most once"
-        assert folder.json("idempotency", "show", "guard:order-7")["state"] == "unknown"
-    else:
-        assert shown["state"] == "succeeded"
-        assert folder.begun() == ["order-7", "order-7"]
-        assert folder.json("idempotency", "show", f"{mode}:order-7")["result"] == {"charged": "order-7"}
+    for mode in ("retry", "dedup"):
+        assert (folder.state(mode), folder.begun().count(mode)) == ("succeeded", 2)
+        assert folder.json("idempotency", "show", f"{mode}:{mode}")["result"] == {"charged": mode}
+    shown = folder.job("guard")
+    assert (shown["state"], "guard:guard" in shown["reason"]) == ("quarantined", True)
+    assert folder.begun().count("guard") == 1, "at most once"
+    assert folder.json("idempotency", "show", "guard:guard")["state"] == "unknown"
 
 
 def test_a_key_of_a_killed_process_can_be_forgotten_at_once(folder: Folder) -> None:
     process = up(folder)
     submit(folder, "own.charge", "order-8", mode="retry")
     assert folder("idempotency", "forget", "retry:order-8").code == 75, "it is held"
-    process.kill()
-    process.communicate()
+    folder.kill(process)
     assert folder("idempotency", "forget", "retry:order-8").code == 0

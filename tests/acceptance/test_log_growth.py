@@ -119,7 +119,6 @@ def test_an_export_that_is_killed_leaves_nothing_behind(folder: Folder, store: P
     before = sorted(one.name for one in folder.path.iterdir())
     export: Any = folder.start("audit", "export", "log.jsonl", program=("-m", "tests.acceptance.slow_export"))
     assert export.stdout.readline() == "under way\n"
-    export.kill()
-    export.wait()
+    folder.kill(export)
     assert sorted(one.name for one in folder.path.iterdir()) == before
     assert folder("audit", "export", "log.jsonl").code == 0

@@ -33,7 +33,7 @@ def mail(folder: Folder, mailbox: Mailbox) -> Folder:
     lying.write_bytes(message(BROKEN)[:100])
     lying.rename(lying.with_name(lying.name.replace(":2,", f",S={size},W={size}:2,")))
     text = CONFIGURATION.format(port=mailbox.server.port, user=mailbox.user)
-    (folder.path / "reefknot.yaml").write_text(text)
+    folder.write("reefknot.yaml", text)
     folder.set_variable("MAIL", PASSWORD)
     return folder
 

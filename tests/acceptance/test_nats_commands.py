@@ -1,14 +1,20 @@
-"""Commands on a store on NATS, each a process of its own: what is wrong is said by name, and no secret is shown."""
+"""
+Commands on a store on NATS, each a process of its own: what is wrong is said by name, and no secret is shown.
+
+At the end a file of credentials, as `nsc` writes it: one signs in with it, and a file of somebody else is 77.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,16 +22,19 @@ from signal import SIGHUP, SIGTERM
 from typing import Any
 
 import nats
+import nkeys
 import pytest
 
 from reefknot.console.nats_servers import NatsServer, find_nats_server, running_nats
 from reefknot.runtime.seeds import new_id
-from tests.acceptance.folder import until
+from tests.acceptance.folder import Folder, until
 from tests.nats_servers import kill, restart
-from tests.warm_commands import WarmCommand, run_warm
+from tests.warm_commands import WarmCommand, run_cold, run_warm
 
 FINE, USAGE, UNREACHABLE, FORBIDDEN, MISCONFIGURED = 0, 2, 69, 77, 78
 LONG_S = 120.0
+IMPATIENT = {"REEFKNOT__NATS__PATIENCE_SECONDS": "2"}
+"""Instead of five seconds for a first connection, where there will be none."""
 CERTIFICATE = Path(__file__).parents[1] / "integration" / "localhost.pem"
 TOKEN = "tok-Zq81-never-shown"
 STEPS = """\
@@ -57,30 +66,23 @@ class Person:
         self.environment = kept | {"COLUMNS": "200", "XDG_CONFIG_HOME": str(folder), "REEFKNOT_LOG_FORMAT": "text"}
         (folder / "steps.py").write_text(STEPS)
 
-    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self._fine(run_warm(*words, cwd=self.folder, env=self.environment, timeout=LONG_S))
+    def __call__(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return self._fine(run_warm(*words, cwd=self.folder, env=self.environment | more, timeout=LONG_S))
 
     def cold(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Python runs these words, from its start."""
-        return self._fine(
-            subprocess.run(
-                [sys.executable, *words],
-                cwd=self.folder,
-                env=self.environment,
-                capture_output=True,
-                text=True,
-                timeout=LONG_S,
-                check=False,
-            )
-        )
+        return self._fine(run_cold(sys.executable, *words, cwd=self.folder, env=self.environment))
 
     def _fine(self, ended: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
         assert "Traceback" not in ended.stderr, ended.stderr
         return ended
 
+    def configure(self, text: str) -> None:
+        (self.folder / "reefknot.yaml").write_text(text)
+
     def refused(self, code: int, *words: str, program: Sequence[str] = ()) -> str:
         """What a command says that must end with this code, and has no data."""
-        ended = self.cold(*program, *words) if program else self(*words)
+        ended = self.cold(*program, *words) if program else self(*words, **IMPATIENT)
         assert ended.returncode == code, (ended.returncode, ended.stderr)
         assert ended.stdout == ""
         return ended.stderr
@@ -165,32 +167,27 @@ def edit(url: str, stream: str, **changes: Any) -> None:
 # ---- servers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [("job", "list"), ("submit", "--type", "own.hello"), ("up",), ("worker", "list")])
-def test_where_no_server_is_a_command_says_so(person: Person, words: tuple[str, ...]) -> None:
-    (person.folder / "reefknot.yaml").write_text("nats: {patience_seconds: 1}\n")
-    said = person.refused(UNREACHABLE, *words, "--engine", f"nats://127.0.0.1:{free_port()}")
+def test_where_no_server_is_a_command_says_so(person: Person) -> None:
+    person.configure("nats: {patience_seconds: 1}\n")
+    for words in (("job", "list"), ("submit", "--type", "own.hello"), ("up",), ("worker", "list")):
+        said = person.refused(UNREACHABLE, *words, "--engine", f"nats://127.0.0.1:{free_port()}")
+        assert "the server cannot be reached" in said
+        assert "check that a NATS server runs there" in said
 
-    assert "the server cannot be reached" in said
-    assert "check that a NATS server runs there" in said
 
-
-def test_a_server_without_jetstream_is_named(person: Person, tmp_path: Path) -> None:
+def test_a_server_that_lacks_something_is_named_with_what_to_do(
+    person: Person, tmp_path: Path, nats_server: NatsServer
+) -> None:
+    """JetStream, a version, large messages."""
+    submit = ("submit", "--type", "own.hello")
     with other_server(tmp_path / "plain", "") as url:
-        said = person.refused(MISCONFIGURED, "submit", "--type", "own.hello", "--engine", url)
-
+        said = person.refused(MISCONFIGURED, *submit, "--engine", url)
     assert "JetStream is not enabled there; start the server with -js" in said
-
-
-def test_a_server_that_is_too_old_is_named(person: Person, nats_server: NatsServer) -> None:
     said = person.refused(MISCONFIGURED, "job", "list", "--engine", nats_server.url, program=("-c", TOO_OLD))
-
     assert "and 99.0.0 or later is needed; update the NATS server" in said
-
-
-def test_a_server_that_takes_small_messages_only_is_named(person: Person, tmp_path: Path) -> None:
     settings = f'max_payload: 64KB\njetstream {{ store_dir: "{tmp_path / "small" / "data"}" }}'
     with other_server(tmp_path / "small", settings) as url:
-        for words in (("submit", "--type", "own.hello"), ("job", "list"), ("up",)):
+        for words in (submit, ("job", "list"), ("up",)):
             said = person.refused(MISCONFIGURED, *words, "--engine", url)
             assert "its server takes messages of 65536 bytes" in said
             assert "raise max_payload of the server" in said
@@ -234,12 +231,12 @@ def test_a_certificate_that_is_not_trusted_is_told_from_a_server_that_is_away(pe
         assert "check nats.tls_ca" in said
 
         address = f"tls://localhost:{url.rpartition(':')[2]}"
-        (person.folder / "reefknot.yaml").write_text(f"engine: {address}\nnats: {{tls_ca: {CERTIFICATE}}}\n")
+        person.configure(f"engine: {address}\nnats: {{tls_ca: {CERTIFICATE}}}\n")
         assert person.done("submit", "--type", "own.hello", "--id", "a") == "a\n"
 
 
 def test_a_file_of_credentials_that_is_not_there_is_named(person: Person, url: str) -> None:
-    (person.folder / "reefknot.yaml").write_text(f"engine: {url}\nnats: {{credentials: gone.creds}}\n")
+    person.configure(f"engine: {url}\nnats: {{credentials: gone.creds}}\n")
 
     said = person.refused(UNREACHABLE, "job", "list")
 
@@ -251,14 +248,15 @@ def test_a_file_of_credentials_that_is_not_there_is_named(person: Person, url: s
 
 
 @contextmanager
-def limited_account(folder: Path, limits: str, permissions: str = "") -> Iterator[str]:
-    """The URL of a server with one account of these limits, whose only user has these permissions."""
-    settings = f"""
-        jetstream {{ store_dir: "{folder / "data"}" }}
-        accounts {{ A: {{ jetstream: {limits}, users: [{{user: u, password: p, permissions: {{ {permissions} }}}}] }} }}
-    """
+def limited_accounts(folder: Path, *accounts: tuple[str, str]) -> Iterator[list[str]]:
+    """The URLs of a server's accounts of these limits, the only user of each with these permissions."""
+    parts = [
+        f"A{n}: {{ jetstream: {limits}, users: [{{user: u{n}, password: p, permissions: {{ {permissions} }}}}] }}"
+        for n, (limits, permissions) in enumerate(accounts)
+    ]
+    settings = f'jetstream {{ store_dir: "{folder / "data"}" }}\naccounts {{ {", ".join(parts)} }}'
     with other_server(folder, settings) as url:
-        yield url.replace("nats://", "nats://u:p@")
+        yield [url.replace("nats://", f"nats://u{n}:p@") for n in range(len(accounts))]
 
 
 def many(person: Person, number: int, *, size: int = 9000, type_: str = "own.hello") -> list[str]:
@@ -276,54 +274,42 @@ def jobs(person: Person, url: str) -> dict[str, str]:
     return {one["id"]: one["state"] for one in listed}
 
 
-@pytest.mark.parametrize(
-    ("limits", "words", "told"),
-    [
-        ("{max_streams: 1}", ("submit", "--type", "own.hello"), "_audit cannot be made (maximum number of streams"),
-        ("{max_streams: 1}", ("up",), "check the limits of the account"),
-        ("{max_consumers: 1}", ("job", "list"), "raise max_consumers of this account"),
-        ("{max_file: 1000}", ("submit", "many.jsonl"), "raise the storage limit of this account"),
-    ],
-    ids=["streams", "streams-up", "consumers", "storage"],
-)
-def test_a_limit_of_the_account_that_is_reached_is_named(
-    person: Person, tmp_path: Path, limits: str, words: tuple[str, ...], told: str
-) -> None:
+def test_a_limit_of_the_account_that_is_reached_is_named_and_shown_by_doctor(person: Person, tmp_path: Path) -> None:
     many(person, 5)
-    with limited_account(tmp_path / "server", limits) as url:
-        if "max_consumers" in limits:
-            person.done("submit", "--type", "own.hello", "--engine", url)
-        said = person.refused(UNREACHABLE, *words, "--engine", url)
-
-    assert told in said
-
-
-def test_what_the_account_allows_is_in_doctor(person: Person, tmp_path: Path) -> None:
-    with limited_account(tmp_path / "server", "{max_streams: 9, max_consumers: 5, max_file: 1MB}") as url:
-        person.done("submit", "--type", "own.hello", "--engine", url)
-        shown = person.done("doctor", "--engine", url)
-
+    submit = ("submit", "--type", "own.hello")
+    limits = ("{max_streams: 1}", "{max_consumers: 1}", "{max_file: 1000}")
+    roomy = "{max_streams: 9, max_consumers: 5, max_file: 1MB}"
+    accounts = [(one, "") for one in (*limits, roomy)]
+    with limited_accounts(tmp_path / "server", *accounts) as (streams, consumers, storage, last):
+        person.done(*submit, "--engine", consumers)
+        for url, words, told in (
+            (streams, submit, "_audit cannot be made (maximum number of streams"),
+            (streams, ("up",), "check the limits of the account"),
+            (consumers, ("job", "list"), "raise max_consumers of this account"),
+            (storage, ("submit", "many.jsonl"), "raise the storage limit of this account"),
+        ):
+            assert told in person.refused(UNREACHABLE, *words, "--engine", url)
+        person.done(*submit, "--engine", last)
+        shown = person.done("doctor", "--engine", last)
     assert "2 of 9 streams with" in shown
     assert "of 5 consumers; raise max_consumers of the account" in shown
     assert "where its server or account runs full, a change may be stored in part; nats stream edit" in shown
 
 
-@pytest.mark.parametrize(
-    "denied",
-    [
+def test_what_the_user_may_not_do_is_77_at_once(person: Person, tmp_path: Path) -> None:
+    denied = (
         'publish: {deny: ["$JS.API.>"]}',
         'subscribe: {deny: ["_INBOX.>"]}',
         'publish: {deny: ["$JS.API.STREAM.CREATE.>"]}',
         'publish: {deny: ["reefknot.>"]}',
-    ],
-    ids=["api", "answers", "streams", "records"],
-)
-def test_what_the_user_may_not_do_is_77_at_once(person: Person, tmp_path: Path, denied: str) -> None:
-    with limited_account(tmp_path / "server", "enabled", denied) as url:
-        for words in (("submit", "--type", "own.hello"), ("up",)):
-            said = person.refused(FORBIDDEN, *words, "--engine", url)
-            assert "the server refuses this user (permissions violation for " in said
-            assert "allow it to publish and subscribe to $JS.API.>, _INBOX.> and the subjects of the store" in said
+    )
+    with limited_accounts(tmp_path / "server", *(("enabled", one) for one in denied)) as urls:
+        for url, permissions in zip(urls, denied, strict=True):
+            for words in (("submit", "--type", "own.hello"), ("up",)):
+                said = person.refused(FORBIDDEN, *words, "--engine", url)
+                assert "the server refuses this user (permissions violation for " in said, permissions
+                told = "allow it to publish and subscribe to $JS.API.>, _INBOX.> and the subjects of the store"
+                assert told in said, permissions
 
 
 def test_a_server_that_is_full_refuses_work_and_tells_what_it_accepted(person: Person, tmp_path: Path) -> None:
@@ -345,7 +331,7 @@ def test_a_bounded_store_that_is_full_is_said_and_all_that_it_accepted_ends_when
     person: Person, url: str
 ) -> None:
     server, _, name = url.rpartition("/")
-    (person.folder / "reefknot.yaml").write_text(f"engine: {url}\nnats: {{max_bytes: 1048576}}\n")
+    person.configure(f"engine: {url}\nnats: {{max_bytes: 1048576}}\n")
     ids = many(person, 150, size=1, type_="own.large")
     assert person.done("submit", "many.jsonl").split() == ids
     with person.running("up", "--module", "steps.py") as said:
@@ -368,7 +354,7 @@ def test_a_full_stream_of_peers_on_the_shared_subject_is_said_and_gets_what_wait
     person: Person, own_nats_server: NatsServer
 ) -> None:
     server = own_nats_server.url
-    (person.folder / "reefknot.yaml").write_text(f"engine: {server}\nrouter: {{shared_subject: cp1}}\n")
+    person.configure(f"engine: {server}\nrouter: {{shared_subject: cp1}}\n")
     stream = {"name": "peers", "subjects": ["caf.exec.assign.v1"], "max_msgs": 1, "discard": "new"}
     assert "error" not in ask(server, "$JS.API.STREAM.CREATE.peers", stream)
     with person.running("router", "start") as said:
@@ -409,99 +395,72 @@ def test_a_stream_that_somebody_changed_is_named(person: Person, url: str, chang
     server, _, name = url.rpartition("/")
     person.done("submit", "--type", "own.hello", "--engine", url)
     edit(server, f"{name}_state", **changes)
-
     for words in (("job", "list"), ("submit", "--type", "own.hello")):
         said = person.refused(MISCONFIGURED, *words, "--engine", url)
         assert f"the stream {name}_state was changed: {named}" in said
         assert f"nats stream edit {name}_state" in said
 
 
-@pytest.mark.parametrize(
-    "words", [("check",), ("backup", "copy.db"), ("migrate",), ("compact",)], ids=lambda one: one[0]
-)
-def test_what_is_for_files_is_refused_with_what_there_is_instead(
-    person: Person, url: str, words: tuple[str, ...]
-) -> None:
-    said = person.refused(USAGE, "store", *words, "--engine", url)
-
-    assert f"{url} is a store on NATS and has no file of its own" in said
-    assert "reefknot doctor" in said
+def test_what_is_for_files_is_refused_with_what_there_is_instead(person: Person, url: str) -> None:
+    for words in (("check",), ("backup", "copy.db"), ("migrate",), ("compact",)):
+        said = person.refused(USAGE, "store", *words, "--engine", url)
+        assert f"{url} is a store on NATS and has no file of its own" in said
+        assert "reefknot doctor" in said
 
 
 # ---- configuration and secrets ---------------------------------------------------------------------------------------
 
 
 def test_every_mistake_of_the_section_nats_is_named_with_its_line(person: Person) -> None:
-    (person.folder / "reefknot.yaml").write_text(
+    person.configure(
         "engine: nats://127.0.0.1:4222\nnats:\n  guarantee: exactly-once\n  replicas: 9\n  token: plain-text-secret\n"
         "  patience: 3\n"
     )
-
     said = person.refused(MISCONFIGURED, "config", "check")
-
-    assert "reefknot.yaml:3:" in said
-    assert "fenced" in said
-    assert "reefknot.yaml:4:" in said
-    assert "reefknot.yaml:5:" in said
-    assert "env:" in said
-    assert "reefknot.yaml:6:" in said
-    assert "patience_seconds" in said
+    for text in ("yaml:3:", "fenced", "yaml:4:", "yaml:5:", "env:", "yaml:6:", "patience_seconds"):
+        assert text in said, text
     assert "plain-text-secret" not in said
 
 
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A server that asks for a token."""
+    with running_nats(tmp_path_factory.mktemp("secured"), token=TOKEN) as (server,):
+        yield server
+
+
 def test_a_token_by_reference_opens_the_store_for_every_command_and_is_never_shown(
-    person: Person, tmp_path: Path
+    person: Person, secured: NatsServer
 ) -> None:
-    with running_nats(tmp_path / "nats", token=TOKEN) as (server,):
-        plain = f"nats://127.0.0.1:{server.port}"
-        (person.folder / "reefknot.yaml").write_text(f"engine: {plain}\nnats: {{token: 'env:NATS_TOKEN'}}\n")
-        said = person.refused(MISCONFIGURED, "job", "list")
-        assert "NATS_TOKEN" in said
-
-        person.environment["NATS_TOKEN"] = "tok-wrong-one"
-        for words in (("job", "list"), ("submit", "--type", "own.hello"), ("doctor",)):
-            ended = person(*words)
-            assert ended.returncode == FORBIDDEN, ended.stderr
-            shown = ended.stdout + ended.stderr
-            assert "the server refuses this user" in shown
-            assert "tok-wrong-one" not in shown
-
-        person.environment["NATS_TOKEN"] = TOKEN
-        tried: list[tuple[str, ...]] = [
-            ("submit", "--type", "own.hello", "--in", "24h"),
-            ("job", "list"),
-            ("doctor",),
-            ("config", "show"),
-            ("top", "--once"),
-        ]
-        for line in tried:
-            ended = person(*line)
-            assert ended.returncode == FINE, ended.stderr
-            assert TOKEN not in ended.stdout + ended.stderr
+    person.configure(f"engine: nats://127.0.0.1:{secured.port}\nnats: {{token: 'env:NATS_TOKEN'}}\n")
+    assert "NATS_TOKEN" in person.refused(MISCONFIGURED, "job", "list")
+    tried: list[tuple[str, ...]] = [("job", "list"), ("submit", "--type", "own.hello", "--in", "24h"), ("doctor",)]
+    person.environment["NATS_TOKEN"] = "tok-wrong-one"
+    for words in tried:
+        ended = person(*words, **IMPATIENT)
+        assert ended.returncode == FORBIDDEN, ended.stderr
+        assert "the server refuses this user" in ended.stdout + ended.stderr
+        assert "tok-wrong-one" not in ended.stdout + ended.stderr
+    person.environment["NATS_TOKEN"] = TOKEN
+    for words in (*tried[1:], *tried, ("config", "show"), ("top", "--once")):
+        ended = person(*words)
+        assert ended.returncode == FINE, ended.stderr
+        assert TOKEN not in ended.stdout + ended.stderr
 
 
-def test_a_token_in_the_address_is_never_shown(person: Person, tmp_path: Path) -> None:
-    with running_nats(tmp_path / "nats", token=TOKEN) as (server,):
-        url = f"{server.url}/mine"
-        assert TOKEN in url
-        commands = [
-            ("submit", "--type", "own.hello"),
-            ("submit", "--type", "own.hello", "--wait", "--timeout", "0.1"),
-            ("job", "list"),
-            ("worker", "list"),
-            ("router", "status"),
-            ("top", "--once"),
-            ("audit", "verify"),
-            ("store", "check"),
-            ("doctor",),
-            ("up", "--for", "0.1"),
-            ("worker", "start", "--for", "0.1"),
-            ("router", "start", "--for", "0.1"),
-        ]
-        for words in commands:
-            ended = person(*words, "--engine", url)
-            assert TOKEN not in ended.stdout + ended.stderr, words
-        wrong = person.refused(FORBIDDEN, "job", "list", "--engine", url.replace(TOKEN, "tok-wrong-one"))
+def test_a_token_in_the_address_is_never_shown(person: Person, secured: NatsServer) -> None:
+    url = f"{secured.url}/mine"
+    assert TOKEN in url
+    submit, soon = ("submit", "--type", "own.hello"), ("--for", "0.1")
+    commands: list[tuple[str, ...]] = [
+        *(submit, (*submit, "--wait", "--timeout", "0.1"), ("job", "list"), ("worker", "list"), ("router", "status")),
+        *(("top", "--once"), ("audit", "verify"), ("store", "check"), ("doctor",)),
+        *(("up", *soon), ("worker", "start", *soon), ("router", "start", *soon)),
+    ]
+    for words in commands:
+        ended = person(*words, "--engine", url)
+        assert TOKEN not in ended.stdout + ended.stderr, words
+    wrong = person.refused(FORBIDDEN, "job", "list", "--engine", url.replace(TOKEN, "tok-wrong-one"))
     assert "tok-wrong-one" not in wrong
 
 
@@ -540,7 +499,7 @@ def test_a_running_system_whose_credentials_are_refused_says_so_and_goes_on_when
 
     settings = f'jetstream {{ store_dir: "{folder / "data"}" }}\nauthorization {{ token: "{TOKEN}" }}'
     with other_server(folder, settings) as url:
-        (person.folder / "reefknot.yaml").write_text(f"engine: {url}\nnats: {{token: 'env:NATS_TOKEN'}}\n")
+        person.configure(f"engine: {url}\nnats: {{token: 'env:NATS_TOKEN'}}\n")
         person.environment["NATS_TOKEN"] = TOKEN
         with person.running("up", "--module", "steps.py") as said:
             until(lambda: "steps: " in said.read_text())
@@ -554,24 +513,127 @@ def test_a_running_system_whose_credentials_are_refused_says_so_and_goes_on_when
     assert TOKEN not in said.read_text()
 
 
-def test_every_noun_works_on_a_store_on_nats(person: Person, url: str) -> None:
-    """The tour of an operator, with a router and a worker in processes of their own."""
-    (person.folder / "reefknot.yaml").write_text(f"engine: {url}\n")
-    (person.folder / "more.jsonl").write_text('{"assignment_id": "m1", "job": {"type": "own.hello"}}\n')
-    with person.running("up", "--module", "steps.py") as said:
-        until(lambda: "steps: " in said.read_text())
-        assert "success" in person.done("submit", "--type", "own.hello", "--id", "a", "--wait")
-        person.done("submit", "--type", "own.hello", "--id", "later", "--in", "1h")
-        assert "cancelled" in person.done("job", "cancel", "later")
-        assert "succeeded" in person.done("job", "show", "a")
-        assert "worker-1" in person.done("worker", "list")
-        assert "paused" in person.done("worker", "pause")
-        assert "running again" in person.done("worker", "resume")
-        assert "healthy" in person.done("router", "status")
-        assert "1 router, 1 worker" in person.done("top", "--once")
-        assert "internally consistent" in person.done("audit", "verify")
-        assert "completed" in person.done("audit", "tail")
-        person.done("quarantine", "list")
-        person.done("idempotency", "stats")
-        assert "1 succeeded" in person.done("run", "more.jsonl", "--module", "steps.py")
-        assert "draining" in person.done("worker", "drain")
+ENDS_WITHIN_S = 20.0
+"""15 s, and what a loaded machine takes more."""
+TERMINATED = 143
+
+
+def test_a_system_ends_soon_although_its_server_is_away_and_its_work_is_done_by_the_next(
+    folder: Folder, own_nats_server: NatsServer
+) -> None:
+    folder.set_variable("REEFKNOT__ENGINE", own_nats_server.url)
+    system = folder.up("--drain", "1")
+    for name in ("order-1", "order-2"):
+        folder.wait(name)
+    until(lambda: set(folder.begun()) == {"order-1", "order-2"})
+    kill(own_nats_server)
+    began = time.monotonic()
+    code, _, err = folder.stop(system)
+    took = time.monotonic() - began
+    assert (code, took < ENDS_WITHIN_S) == (TERMINATED, True), (took, err)
+    restart(own_nats_server)
+    folder.go()
+    folder.start("up", "--module", "naps")
+    until(lambda: folder.have_succeeded("order-1", "order-2"))
+
+
+UNBOUNDED = ["subs", "data", "payload", "imports", "exports", "conn", "leaf"]
+STORAGE = ["mem_storage", "disk_storage", "streams", "consumer"]
+
+
+class Key:
+    """A pair of keys, and what it signs."""
+
+    def __init__(self, prefix: int) -> None:
+        self.seed: bytes = nkeys.encode_seed(os.urandom(32), prefix)
+        self._pair = nkeys.from_seed(self.seed)
+        self.name: str = self._pair.public_key.decode()
+
+    def signs(self, subject: Key, claims: dict[str, Any]) -> str:
+        parts = [
+            {"typ": "JWT", "alg": "ed25519-nkey"},
+            {"jti": "x", "iat": 1, "iss": self.name, "name": "x", "sub": subject.name, "nats": {"version": 2} | claims},
+        ]
+        text = b".".join(_encoded(json.dumps(part).encode()) for part in parts)
+        return b".".join((text, _encoded(self._pair.sign(text)))).decode()
+
+
+def _encoded(text: bytes) -> bytes:
+    return base64.urlsafe_b64encode(text).rstrip(b"=")
+
+
+def account(*limits: str) -> dict[str, Any]:
+    return {"type": "account", "limits": dict.fromkeys(limits, -1) | {"wildcards": True}}
+
+
+@contextmanager
+def signing_server(folder: Path) -> Iterator[tuple[str, Key]]:
+    """The URL of a server with an operator, and the key of its account."""
+    operator, system, ours = (
+        Key(nkeys.PREFIX_BYTE_OPERATOR),
+        Key(nkeys.PREFIX_BYTE_ACCOUNT),
+        Key(nkeys.PREFIX_BYTE_ACCOUNT),
+    )
+    settings = f"""
+        operator: {operator.signs(operator, {"type": "operator", "system_account": system.name})}
+        system_account: {system.name}
+        resolver: MEMORY
+        resolver_preload: {{
+            {system.name}: {operator.signs(system, account(*UNBOUNDED))}
+            {ours.name}: {operator.signs(ours, account(*UNBOUNDED, *STORAGE))}
+        }}
+        jetstream {{ store_dir: "{folder / "data"}" }}
+    """
+    with other_server(folder, settings) as url:
+        yield url, ours
+
+
+def write_credentials(file: Path, issuer: Key) -> str:
+    """A file that lets its user in; answers its secret."""
+    user = Key(nkeys.PREFIX_BYTE_USER)
+    token = issuer.signs(user, {"type": "user", "subs": -1, "data": -1, "payload": -1})
+    secret = user.seed.decode()
+    texts = {"NATS USER JWT": token, "USER NKEY SEED": secret}
+    file.write_text(
+        "".join(f"-----BEGIN {name}-----\n{text}\n------END {name}------\n" for name, text in texts.items())
+    )
+    return secret
+
+
+def test_a_file_of_credentials_opens_the_store_and_is_never_shown(person: Person, tmp_path: Path) -> None:
+    with signing_server(tmp_path / "server") as (url, ours):
+        secret = write_credentials(person.folder / "ours.creds", ours)
+        person.configure(f'engine: "{url}"\nnats: {{credentials: ours.creds}}\n')
+        shown = [
+            person.done("submit", "--type", "own.hello", "--in", "24h"),
+            person.done("doctor"),
+            person.done("job", "list"),
+            person.done("config", "show"),
+        ]
+        assert "own.hello" in shown[2]
+        assert not any(secret in one for one in shown)
+
+
+def test_a_file_of_somebody_else_is_refused(person: Person, tmp_path: Path) -> None:
+    with signing_server(tmp_path / "server") as (url, _):
+        write_credentials(person.folder / "theirs.creds", Key(nkeys.PREFIX_BYTE_ACCOUNT))
+        person.configure(f'engine: "{url}"\nnats: {{credentials: theirs.creds}}\n')
+        assert "authorization" in person.refused(FORBIDDEN, "submit", "--type", "own.hello").lower()
+
+
+def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(person: Person) -> None:
+    """`doctor` too: it would wait for ever for somebody to write."""
+    os.mkfifo(person.folder / "pipe")
+    (person.folder / "cert.pem").write_text("")
+    for section in (
+        "credentials: pipe",
+        "tls_ca: pipe",
+        "tls_certificate: pipe, tls_key: cert.pem",
+        "tls_certificate: cert.pem, tls_key: pipe",
+    ):
+        key = next(one.partition(":")[0] for one in section.split(", ") if one.endswith("pipe"))
+        text = f'engine: "nats://127.0.0.1:{free_port()}"\nnats: {{{section}}}\n'
+        person.configure(text)
+        ended = person("doctor")
+        assert ended.returncode == UNREACHABLE
+        assert f"the file of nats.{key} is not a regular file; check nats.{key}" in ended.stdout

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 from inspect import isawaitable
 from pathlib import Path
 from shutil import copytree
@@ -47,98 +48,72 @@ schedules:
 
 
 class Twin(Struct, frozen=True):
-    """An action: its command, its event, and the route that does the same."""
+    """An action: its command, its subject, and the route that does the same."""
 
-    command: tuple[str, ...]
-    action: str
+    words: str
     subject: str | None
     route: str = ""
     """The id of the operation in the OpenAPI document; empty where there is no route, and `why` says why."""
-    path: dict[str, str] = {}
+    by: str = ""
+    """The parameter of the path that names the subject."""
     body: dict[str, Any] = {}
-    before: tuple[str, ...] = ()
+    before: str = ""
     """A command that makes the action possible."""
     why: str = ""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return tuple(shlex.split(self.words))
+
+    @property
+    def action(self) -> str:
+        """The name of the event."""
+        return ".".join(self.command[:2])
 
 
 FILE = "it is about the file of the store, on the host where that is"
 RARE = "it is rare, and cannot be taken back"
-BECAUSE = ("--because", "x")
-WHY = {"because": "x"}
+X = {"because": "x"}
+EDITED = {"payload": {"path": "b.txt"}}
+PAUSED = "schedule pause nightly --because x"
 TWINS = (
-    Twin(("job", "cancel", "waiting"), "job.cancel", "waiting", "cancel_job", {"job": "waiting"}),
-    Twin(
-        ("job", "cancel", "--type", "fs.blob_get"), "job.cancel", "waiting", "cancel_jobs", body={"type": "fs.blob_get"}
-    ),
-    Twin(("job", "retry", "failed"), "job.retry", "failed", "retry_jobs", body={"ids": ["failed"]}),
-    Twin(("quarantine", "requeue", "kept"), "quarantine.requeue", "kept", "requeue_jobs", body={"ids": ["kept"]}),
-    Twin(
-        ("quarantine", "discard", "kept", *BECAUSE),
-        "quarantine.discard",
-        "kept",
-        "discard_jobs",
-        body={"ids": ["kept"], **WHY},
-    ),
-    Twin(("quarantine", "purge", "kept"), "quarantine.purge", "kept", "purge_jobs", body={"ids": ["kept"]}),
-    Twin(
-        ("quarantine", "requeue", "kept", "--payload", "edited.json"),
-        "quarantine.requeue",
-        "kept",
-        "edit_and_requeue",
-        {"job": "kept"},
-        {"payload": {"path": "b.txt"}},
-    ),
-    Twin(("worker", "drain", "worker-1"), "worker.drain", "worker-1", "drain_worker", {"worker": "worker-1"}),
-    Twin(("worker", "drain"), "worker.drain", "*", "drain_workers"),
-    Twin(("worker", "pause", "worker-1"), "worker.pause", "worker-1", "pause_worker", {"worker": "worker-1"}),
-    Twin(("worker", "pause"), "worker.pause", "*", "pause_workers"),
-    Twin(("worker", "resume", "worker-1"), "worker.resume", "worker-1", "resume_worker", {"worker": "worker-1"}),
-    Twin(("worker", "resume"), "worker.resume", "*", "resume_workers"),
-    Twin(("worker", "reload", "worker-1"), "worker.reload", "worker-1", "reload_worker", {"worker": "worker-1"}),
-    Twin(("worker", "reload"), "worker.reload", "*", "reload_workers"),
-    Twin(("router", "reload", "router"), "router.reload", "router", "reload_router", {"router": "router"}),
-    Twin(("router", "reload"), "router.reload", "*", "reload_routers"),
-    Twin(("source", "run", "notes"), "source.run", "notes", "run_source", {"name": "notes"}),
-    Twin(("source", "pause", "notes"), "source.pause", "notes", "pause_source", {"name": "notes"}),
-    Twin(
-        ("source", "resume", "notes"),
-        "source.resume",
-        "notes",
-        "resume_source",
-        {"name": "notes"},
-        before=("source", "pause", "notes"),
-    ),
-    Twin(("schedule", "run", "nightly"), "schedule.run", "nightly", "run_schedule", {"name": "nightly"}),
-    Twin(
-        ("schedule", "pause", "nightly", *BECAUSE),
-        "schedule.pause",
-        "nightly",
-        "pause_schedule",
-        {"name": "nightly"},
-        WHY,
-    ),
-    Twin(
-        ("schedule", "resume", "nightly"),
-        "schedule.resume",
-        "nightly",
-        "resume_schedule",
-        {"name": "nightly"},
-        before=("schedule", "pause", "nightly", *BECAUSE),
-    ),
-    Twin(("source", "forget", "gone", *BECAUSE), "source.forget", "gone", why=RARE),
-    Twin(("telemetry", "reset", "local_files"), "telemetry.reset", "local_files", why=RARE),
-    Twin(("idempotency", "forget", "order"), "idempotency.forget", "order", why=RARE),
-    Twin(("idempotency", "resolve", "charge", "--released"), "idempotency.resolve", "charge", why=RARE),
-    Twin(("store", "backup", "copy.db"), "store.backup", "copy.db", why=FILE),
-    Twin(("store", "migrate"), "store.migrate", None, why=FILE),
-    Twin(("store", "compact"), "store.compact", None, why=FILE),
+    Twin("job cancel waiting", "waiting", "cancel_job", by="job"),
+    Twin("job cancel --type fs.blob_get", "waiting", "cancel_jobs", body={"type": "fs.blob_get"}),
+    Twin("job retry failed", "failed", "retry_jobs", body={"ids": ["failed"]}),
+    Twin("quarantine requeue kept", "kept", "requeue_jobs", body={"ids": ["kept"]}),
+    Twin("quarantine discard kept --because x", "kept", "discard_jobs", body={"ids": ["kept"], **X}),
+    Twin("quarantine purge kept", "kept", "purge_jobs", body={"ids": ["kept"]}),
+    Twin("quarantine requeue kept --payload edited.json", "kept", "edit_and_requeue", by="job", body=EDITED),
+    Twin("worker drain worker-1", "worker-1", "drain_worker", by="worker"),
+    Twin("worker drain", "*", "drain_workers"),
+    Twin("worker pause worker-1", "worker-1", "pause_worker", by="worker"),
+    Twin("worker pause", "*", "pause_workers"),
+    Twin("worker resume worker-1", "worker-1", "resume_worker", by="worker"),
+    Twin("worker resume", "*", "resume_workers"),
+    Twin("worker reload worker-1", "worker-1", "reload_worker", by="worker"),
+    Twin("worker reload", "*", "reload_workers"),
+    Twin("router reload router", "router", "reload_router", by="router"),
+    Twin("router reload", "*", "reload_routers"),
+    Twin("source run notes", "notes", "run_source", by="name"),
+    Twin("source pause notes", "notes", "pause_source", by="name"),
+    Twin("source resume notes", "notes", "resume_source", by="name", before="source pause notes"),
+    Twin("schedule run nightly", "nightly", "run_schedule", by="name"),
+    Twin(PAUSED, "nightly", "pause_schedule", by="name", body=X),
+    Twin("schedule resume nightly", "nightly", "resume_schedule", by="name", before=PAUSED),
+    Twin("source forget gone --because x", "gone", why=RARE),
+    Twin("telemetry reset local_files", "local_files", why=RARE),
+    Twin("idempotency forget order", "order", why=RARE),
+    Twin("idempotency resolve charge --released", "charge", why=RARE),
+    Twin("store backup copy.db", "copy.db", why=FILE),
+    Twin("store migrate", None, why=FILE),
+    Twin("store compact", None, why=FILE),
 )
 NOT_AUDITED = {"submit_job": "a submission is an event by itself, whoever submits"}
 WITHOUT_EFFECT_HERE = {"store.migrate": "the file has the current version", "store.backup": "it takes no --dry-run"}
 
 
 def named(twin: Twin) -> str:
-    return " ".join(twin.command)
+    return twin.words
 
 
 # ---- the table is complete -------------------------------------------------------------------------------------------
@@ -195,9 +170,8 @@ def filled(folder: Folder, store_folder: Path, monkeypatch: pytest.MonkeyPatch) 
     """A copy of that store; nobody obeys, so nothing waits for it."""
     monkeypatch.setattr(systems, "OBEY_WAIT_S", 0.0)
     monkeypatch.setattr(jobs, "CANCEL_WAIT_S", 0.0)
-    config = folder.path / "reefknot.yaml"
-    config.write_text(config.read_text() + CONFIG)
-    (folder.path / "edited.json").write_text('{"path": "b.txt"}')
+    folder.configure(CONFIG)
+    folder.write("edited.json", '{"path": "b.txt"}')
     copytree(store_folder, folder.path / ".reefknot")
     return folder
 
@@ -205,7 +179,7 @@ def filled(folder: Folder, store_folder: Path, monkeypatch: pytest.MonkeyPatch) 
 def make_possible(folder: Folder, twin: Twin) -> None:
     """Do what comes before the action. A status is one of a system that runs for five seconds only."""
     if twin.before:
-        assert folder(*twin.before).code == 0
+        assert folder(*twin.before.split()).code == 0
     if twin.command[0] in ("worker", "router"):
         reported_running(folder.path / ".reefknot" / "state.db", "worker-1")
 
@@ -224,7 +198,7 @@ def by_route(folder: Folder, twin: Twin, **more: Any) -> Any:
         settings = load_settings(str(config), environ=os.environ, cwd=folder.path)
         async with open_store(folder.engine, **options_of(settings), tidy=False) as store:
             operator = Operator(store, Redactor(()), "ann", settings, folder.engine)
-            parameters = parameters_of(route, twin.path, b"")
+            parameters = parameters_of(route, {twin.by: twin.subject or ""} if twin.by else {}, b"")
             body = json.dumps(twin.body | more).encode()
             found = route.call(operator, parameters, route.body and body_of(route.body, "application/json", body))
             return await found if isawaitable(found) else found

@@ -67,21 +67,15 @@ class Service:
         return [one for one in self.calls if self.down <= one[0] < self.up]
 
 
-class Both:
-    """The block of a service, and of jobs that fail whatever the service does."""
+class Both(Service):
+    """A service that is never down, and jobs that fail whatever it does."""
 
-    type = "http.request"
-
-    def __init__(self, service: Service, bad: Step) -> None:
-        self._service, self._bad = service, bad
-
-    def destination(self, inputs: Mapping[str, Any]) -> str:
-        return self._service.destination(inputs)
+    def __init__(self) -> None:
+        super().__init__(down=0.0)
+        self.bad = Step(http(503), name="http.request")
 
     async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
-        return await (self._bad if inputs.get("bad") else self._service).run(inputs, context)
-
-    async def close(self) -> None: ...
+        return await (self.bad.run if inputs.get("bad") else super().run)(inputs, context)
 
 
 class Outcome(Struct, frozen=True):
@@ -259,13 +253,12 @@ async def test_a_jobs_own_deadline_and_the_longest_outage_end_its_wait(shop: Sho
 
 
 async def test_one_job_that_fails_alone_spends_its_own_budget_while_others_succeed(shop: Shop) -> None:
-    service, bad = Service(down=0.0), Step(http(503), name="http.request")
-    bad.destination = service.destination  # type: ignore[method-assign]
-    await shop.worker("w1", Both(service, bad), settings=recommended())
+    service = Both()
+    await shop.worker("w1", service, settings=recommended())
     await shop.send(work("poison", {"bad": True}, job="http.request"))
     await submit(shop, 1.0, until=300.0)
     await asyncio.sleep(600)
-    assert len(bad.times("poison")) == 9
+    assert len(service.bad.times("poison")) == 9
     (aside,) = await shop.events(Quarantined)
     assert aside.work_id == "poison"
     assert await shop.events(BreakerEvent) == []
@@ -273,9 +266,7 @@ async def test_one_job_that_fails_alone_spends_its_own_budget_while_others_succe
 
 async def test_three_bad_jobs_that_fail_together_do_not_keep_good_ones_from_their_destination(shop: Shop) -> None:
     """They open the breaker now and then; each probe is another job's, and a good one closes it."""
-    service, bad = Service(down=0.0), Step(http(503), name="http.request")
-    bad.destination = service.destination  # type: ignore[method-assign]
-    await shop.worker("w1", Both(service, bad), settings=recommended())
+    await shop.worker("w1", Both(), settings=recommended())
     await shop.send(*(work(f"poison-{n}", {"bad": True}, job="http.request") for n in range(3)))
     await submit(shop, 0.05, until=600.0)
     await asyncio.sleep(1200)

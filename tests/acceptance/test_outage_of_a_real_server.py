@@ -86,7 +86,7 @@ def test_jobs_of_a_server_that_is_down_wait_and_are_done_when_it_is_back(
 ) -> None:
     monkeypatch.setattr(folders, "PATIENCE_S", 240.0)  # a probe comes at least every minute, and then a slow start
     config = SAMPLE.read_text().replace("allow: []", "allow: [127.0.0.1]")
-    (folder.path / "reefknot.yaml").write_text(config)
+    folder.write("reefknot.yaml", config)
     folder.up()
     server.down = True
     number = submitted(folder, f"http://127.0.0.1:{server.server_port}/")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 from reefknot.ingest.connectors.text_extraction import installation_note
-from tests.acceptance.folder import PATIENCE_S, Folder
+from tests.acceptance.folder import Folder
 from tests.unit.console.cli.running import Ended
 
 MODULE = """\
@@ -30,34 +30,29 @@ async def fetch(request):
 
 def synced(folder: Folder, *, fail: str = "pass", page: str = "'c', (rk.Document(**one),)") -> Ended:
     """The end of a sync by a connector that fails so, or returns such a page."""
-    (folder.path / "own_mistakes.py").write_text(MODULE.format(fail=fail, page=page))
-    (folder.path / "reefknot.yaml").write_text("sources:\n  k: {connector: own_one}\n")
+    folder.write("own_mistakes.py", MODULE.format(fail=fail, page=page))
+    folder.write("reefknot.yaml", "sources:\n  k: {connector: own_one}\n")
     sys.modules.pop("own_mistakes", None)  # that of the test before
     return folder("source", "run", "k", "--module", "own_mistakes")
 
 
-@pytest.mark.parametrize(
-    ("fail", "code", "told"),
-    [
+def test_an_error_of_a_connector_is_told_by_its_class_and_its_line(folder: Folder) -> None:
+    for fail, code, told in (
         ("{}['x']", 75, "k: not done yet: KeyError: 'x' (in "),
         ("assert False", 75, "k: not done yet: AssertionError (in "),
         ("raise SystemExit(3)", 1, "k: the sync failed: SystemExit: 3 (in "),
         ("raise ConnectionError('connection refused')", 75, "k: not done yet: connection refused\n"),
-    ],
-)
-def test_an_error_of_a_connector_is_told_by_its_class_and_its_line(
-    folder: Folder, fail: str, code: int, told: str
-) -> None:
-    done = synced(folder, fail=fail)
-    assert (done.code, done.out.startswith(told)) == (code, True), done.out
-    if "(in " in told:
-        assert f"{os.sep}own_mistakes.py:4)" in done.out
-        assert told.partition(": ")[2].partition(": ")[2] in folder("source", "list").out, "and in the list"
+    ):
+        done = synced(folder, fail=fail)
+        assert (done.code, done.out.startswith(told)) == (code, True), done.out
+        if "(in " in told:
+            assert f"{os.sep}own_mistakes.py:4)" in done.out
+            assert told.partition(": ")[2].partition(": ")[2] in folder("source", "list").out, "and in the list"
+        shutil.rmtree(folder.path / ".reefknot")
 
 
-@pytest.mark.parametrize(
-    ("page", "told"),
-    [
+def test_a_mistake_in_a_page_is_not_retried_and_nothing_of_the_page_is_kept(folder: Folder) -> None:
+    for page, told in (
         ("5", "cursor=5; accepted: a text"),
         ("'c', (rk.Document(**one | {'text': 5}),)", "documents[0].text=5; accepted: a text"),
         ("'c', (rk.Document(**one | {'id': 'i' * 20_000}),)", "it has 20000"),
@@ -65,17 +60,12 @@ def test_an_error_of_a_connector_is_told_by_its_class_and_its_line(
         ("'c', (rk.Document(**one), rk.Document(**one | {'location': 'b'}))", "documents[1].id='1' twice"),
         ("'c', (rk.Document(**one, metadata={'x': object()}),)", "documents[0].metadata['x']=<object object"),
         ("'c', [rk.Document(str(n), str(n), '1') for n in range(1001)]", "1001 documents in one page"),
-    ],
-)
-def test_a_mistake_in_a_page_is_not_retried_and_nothing_of_the_page_is_kept(
-    folder: Folder, page: str, told: str
-) -> None:
-    done = synced(folder, page=page)
-    assert done.code == 1, done.out
-    assert done.out.startswith("k: the sync failed: the connector own_one returned ")
-    assert told in done.out
-    assert "correct the connector" in done.out
-    assert folder.json("source", "list")["sources"][0]["documents"] == 0
+    ):
+        done = synced(folder, page=page)
+        assert (done.code, told in done.out, "correct the connector" in done.out) == (1, True, True), done.out
+        assert done.out.startswith("k: the sync failed: the connector own_one returned ")
+        assert folder.json("source", "list")["sources"][0]["documents"] == 0
+        shutil.rmtree(folder.path / ".reefknot")
 
 
 def test_text_that_is_no_unicode_is_kept_with_a_problem(folder: Folder) -> None:
@@ -100,15 +90,13 @@ def outcome_for_a_user(folder: Folder, *shut: Path) -> tuple[int, str]:
     """The exit code and the answer of `source test`, by a user who may not read these."""
     for one in shut:
         one.chmod(0)
-    plain = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
-    words = [*plain, sys.executable, "-m", "reefknot", "source", "test", "--json"]
     try:
-        done = subprocess.run(words, cwd=folder.path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        ((code, out, _),) = folder.as_user(["source", "test", "--json"])
     finally:
         for one in shut:
             one.chmod(0o700)
-    (found,) = json.loads(done.stdout)["sources"]
-    return done.returncode, found["answer"]
+    (found,) = json.loads(out)["sources"]
+    return code, found["answer"]
 
 
 DENIED = "permission denied: allow this user to read it, or `exclude` it"
@@ -119,8 +107,9 @@ def test_a_test_of_a_folder_names_what_this_user_may_not_read(folder: Folder) ->
     shut.mkdir()
     assert folder("source", "add", "notes", "--connector", "local_files", "--path", "files").code == 0
 
+    code, answer = outcome_for_a_user(folder, folder.path / "files")
+    assert (code, "may not be read by this user" in answer) == (77, True), answer
     code, answer = outcome_for_a_user(folder, shut)
-
     assert code == 0
     assert answer.endswith(f"files: 1 file; cannot be read: shut/: {DENIED}{installation_note()}")
 

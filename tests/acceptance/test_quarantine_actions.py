@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import reefknot as rk
 from tests.acceptance.folder import Folder, until
@@ -43,24 +42,14 @@ async def order(inputs, context):
 
 
 def prepared(folder: Folder) -> None:
-    file = folder.path / "reefknot.yaml"
-    file.write_text(file.read_text() + CONFIG)
-    (folder.path / "sea.py").write_text(MODULE)
-
-
-def states(folder: Folder) -> dict[str, str]:
-    return {one["id"]: one["state"] for one in folder.json("job", "list")["jobs"]}
-
-
-def actions(folder: Folder) -> list[dict[str, Any]]:
-    done = folder("audit", "export", "-", "--type", "operator_action")
-    return [json.loads(line)["event"] for line in done.out.splitlines()]
+    folder.configure(CONFIG)
+    folder.write("sea.py", MODULE)
 
 
 def test_failures_of_one_cause_are_one_group_and_an_edited_payload_is_a_new_version(folder: Folder) -> None:
     prepared(folder)
     folder.up("--module", "sea")
-    assert folder("submit", "--type", "own.order", "--id", "order", "--inputs", '{"city": "Roma"}').code == 0
+    folder.submit("own.order", "order", city="Roma")
     until(lambda: folder.json("quarantine", "stats")["total"] == 4)
 
     largest, other = folder.json("quarantine", "stats", "--group")["groups"]
@@ -80,17 +69,17 @@ def test_failures_of_one_cause_are_one_group_and_an_edited_payload_is_a_new_vers
     assert sorted(folder.json(*of_group, "--dry-run")["requeued"]) == names[:2]
     again = folder.json(*of_group, "--because", "the parser was mended", "--as", "ann")
     assert sorted(again["requeued"]) == names[:2]
-    until(lambda: all(states(folder)[name] == "succeeded" for name in names[:2]))
-    assert states(folder)[names[2]] == "discarded"
+    until(lambda: all(folder.states()[name] == "succeeded" for name in names[:2]))
+    assert folder.states()[names[2]] == "discarded"
 
     original = folder("quarantine", "show", "order", "--payload-only").out
-    (folder.path / "order.json").write_text(original.replace("Roma", "Rome"))
+    folder.write("order.json", original.replace("Roma", "Rome"))
     edit = ("quarantine", "requeue", "order", "--payload", "order.json")
     assert '-  "city": "Roma"\n+  "city": "Rome"' in folder(*edit, "--dry-run").out
     for _ in range(2):  # the second time as after a command that was cut off
         assert folder.json(*edit, "--because", "a typo", "--as", "ann")["requeued"] == ["order~2"]
-    until(lambda: states(folder)["order~2"] == "succeeded")
-    shown = folder.json("job", "show", "order")
+    until(lambda: folder.states()["order~2"] == "succeeded")
+    shown = folder.job("order")
     assert (shown["state"], shown["history"][-1]["why"]) == ("discarded", "replaced by order~2")
     assert shown["assignment"]["job"]["payload"] == json.loads(original)
     assert folder.json("job", "show", "order~2")["history"][0]["why"] == "order: a typo"
@@ -101,7 +90,7 @@ def test_failures_of_one_cause_are_one_group_and_an_edited_payload_is_a_new_vers
         assert client.job("nothing").latest().status() == "unknown"
 
     assert folder.json("quarantine", "purge", "--before", "30d", "--because", "old")["count"] == 0
-    assert [(one["action"], one["actor"], one["details"]["reason"]) for one in actions(folder)] == [
+    assert [(one["action"], one["actor"], one["details"]["reason"]) for one in folder.events("operator_action")] == [
         ("quarantine.discard", "ann", "not wanted"),
         ("quarantine.requeue", "ann", "the parser was mended"),
         ("quarantine.requeue", "ann", "a typo"),
@@ -114,45 +103,43 @@ def test_a_running_job_of_a_source_is_cancelled_and_run_again_by_hand(folder: Fo
     prepared(folder)
     (folder.path / "slow").touch()
     folder.up("--module", "sea")
-    until(lambda: states(folder).get("sea@first") == "running")
+    until(lambda: folder.states().get("sea@first") == "running")
     assert "sea@first" in folder("top").out or "1 running" in folder("top").out
 
     done = folder.json("job", "cancel", "sea@first", "--because", "too slow", "--as", "ann")
     assert (done["was"], done["state"]) == ("running", "cancelled")
     shown = folder.json("job", "show", "sea@first")
     assert (shown["reason"], shown["history"][-1]["who"]) == ("too slow", "ann")
-    assert actions(folder)[-1]["details"] == {"reason": "too slow"}
+    assert folder.events("operator_action")[-1]["details"] == {"reason": "too slow"}
 
     (folder.path / "slow").unlink()
     (folder.path / "mended").touch()
     assert folder.json("job", "retry", "sea@first", "--because", "faster now")["retried"] == ["sea@first"]
-    until(lambda: states(folder)["sea@first"] == "succeeded")
+    until(lambda: folder.states()["sea@first"] == "succeeded")
     assert folder("audit", "verify").code == 0
 
 
 def test_jobs_of_a_source_that_no_system_has_are_said_to_wait_and_others_are_not(folder: Folder) -> None:
-    without = folder.path / "reefknot.yaml"
-    bare = without.read_text()
+    bare = folder.config.read_text()
     prepared(folder)
     system = folder.up("--module", "sea")
     until(lambda: folder.json("quarantine", "stats")["total"] == 3)
     first, second, third = [one["id"] for one in folder.json("quarantine", "list")["items"]]
 
-    without.write_text(bare)  # but the system that runs has the source still
+    folder.config.write_text(bare)  # but the system that runs has the source still
     requeue = ("quarantine", "requeue", first, "--json")
     until(lambda: folder(*requeue, "--dry-run").json["unconfigured_sources"] == [])  # it reports every second
     done = folder(*requeue)
     assert (done.json["unconfigured_sources"], "picks it up within seconds" in done.err) == ([], True)
-    until(lambda: states(folder)[first] == "quarantined" and folder.json("job", "show", first)["generation"] == 1)
+    until(lambda: folder.states()[first] == "quarantined" and folder.job(first)["generation"] == 1)
 
-    system.terminate()
-    folder.ends(system)
+    folder.stop(system)
     folder.up()
     done = folder("quarantine", "requeue", "--source", "sea", "--because", "again")
     assert (done.code, "within seconds" in done.err) == (0, False)
     assert "3 jobs wait for sea (not configured here, and in no running system)" in done.err
     assert "reefknot source add sea …" in done.err
-    assert {states(folder)[name] for name in (first, second, third)} == {"pending"}
+    assert {folder.states()[name] for name in (first, second, third)} == {"pending"}
     assert folder("job", "cancel", first).code == 0
     assert folder.json("job", "retry", first)["unconfigured_sources"] == ["sea"]
     for name in (first, second, third):

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.folder import until
+from tests.warm_commands import run_cold
 from tools.make_dist import build, check_sdist, check_wheel, packaged_files
 from tools.smoke_test import FEATURES
 
@@ -76,9 +77,7 @@ def verified(text: str, folder: Path) -> str:
     """What systemd says of a unit with this text; nothing when it is right."""
     file = folder / "reefknot.service"
     file.write_text(text.replace("/opt/reefknot/bin/reefknot", sys.executable))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", str(file)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    done = run_cold("systemd-analyze", "verify", file)
     return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if "reefknot.service" in line)
 
 
@@ -89,22 +88,17 @@ def test_the_unit_is_right_for_systemd(tmp_path: Path) -> None:
     assert "DynamicUsr" in verified(text.replace("DynamicUser", "DynamicUsr"), tmp_path), "the control"
 
 
-def test_the_unit_and_the_container_run_as_a_user_without_rights() -> None:
+def test_the_unit_and_the_container_run_as_a_user_without_rights_and_stop_after_the_drain() -> None:
     service = unit()["Service"]
-    lines = (DEPLOY / "Containerfile").read_text().splitlines()
-
+    container = (DEPLOY / "Containerfile").read_text()
+    lines = container.splitlines()
     assert (service["DynamicUser"], service["NoNewPrivileges"], service["CapabilityBoundingSet"]) == ("yes", "yes", "")
     assert service["ProtectSystem"] == "strict"
     assert lines.index("USER reefknot") > max(n for n, line in enumerate(lines) if line.startswith(("RUN", "COPY")))
-
-
-def test_a_stop_has_more_time_than_the_drain() -> None:
-    service = unit()["Service"]
     words = shlex.split(service["ExecStart"])
     drain = int(words[words.index("--drain") + 1])
-
     assert drain + 10 < int(service["TimeoutStopSec"])
-    assert f'"--drain", "{drain}"' in (DEPLOY / "Containerfile").read_text()
+    assert f'"--drain", "{drain}"' in container
 
 
 @pytest.fixture

@@ -36,19 +36,17 @@ def failing(folder: Folder) -> Folder:
 
 def allow(folder: Folder, retries: int) -> None:
     """Write a configuration with so many retries, which the file calls attempts."""
-    (folder.path / "reefknot.yaml").write_text(CONFIG.replace("max_attempts: 2", f"max_attempts: {retries}"))
+    folder.write("reefknot.yaml", CONFIG.replace("max_attempts: 2", f"max_attempts: {retries}"))
 
 
 def submit(folder: Folder, name: str, gate: str) -> None:
-    inputs = json.dumps({"name": name, "gate": gate})
-    assert folder("submit", "--type", "own.fail", "--inputs", inputs, "--id", name).code == 0
+    folder.submit("own.fail", name, name=name, gate=gate)
 
 
 def attempts_of(folder: Folder, name: str) -> int:
     """The attempts of a job, when it has ended."""
-    until(lambda: bool(folder.json("job", "show", name)["state"] in ("failed", "quarantined")))
-    attempts: int = folder.json("job", "show", name)["attempts"]
-    return attempts
+    until(lambda: folder.state(name) in ("failed", "quarantined"))
+    return int(folder.job(name)["attempts"])
 
 
 def said(process: subprocess.Popen[str], text: str) -> str:
@@ -58,11 +56,6 @@ def said(process: subprocess.Popen[str], text: str) -> str:
         if text in line:
             return line
     raise AssertionError(f"it never said {text!r}")
-
-
-def actions(folder: Folder) -> list[dict[str, Any]]:
-    lines = folder("audit", "tail", "--type", "operator_action", "--json").out.splitlines()
-    return [json.loads(line)["event"] for line in lines]
 
 
 @pytest.mark.parametrize("way", ["SIGHUP", "worker", "router"])
@@ -82,9 +75,8 @@ def test_a_reload_changes_the_policies_of_work_that_begins_and_of_no_other(faili
     (failing.path / "open").touch()
 
     assert (attempts_of(failing, "old"), attempts_of(failing, "new")) == (3, 5)
-    books = failing("audit", "tail", "--type", "book_stored", "--json").out.splitlines()
-    assert len(books) == 2, "both books are in the log"
-    assert "policy.reload" in [one["action"] for one in actions(failing)]
+    assert len(failing.events("book_stored")) == 2, "both books are in the log"
+    assert "policy.reload" in [one["action"] for one in failing.events("operator_action")]
     assert failing("audit", "replay").code == 0, "every decision comes out the same by the book it names"
 
 
@@ -97,30 +89,27 @@ def test_a_start_with_the_new_file_changes_the_policies_of_all_work(failing: Fol
     assert attempts_of(failing, "old") == 5
 
 
-def test_a_bad_file_is_refused_with_its_lines_and_the_old_policies_stay(failing: Folder) -> None:
+def test_a_file_that_is_bad_or_gone_is_refused_and_the_old_policies_stay(failing: Folder) -> None:
+    """One that is bad with its lines. Changes of other settings are named, and wait for the next start."""
     process = failing.up()
-    good = (failing.path / "reefknot.yaml").read_text()
-    (failing.path / "reefknot.yaml").write_text(good.replace("max_attempts: 2", "max_attempts: many"))
+    good = failing.config.read_text()
+    failing.config.write_text(good.replace("max_attempts: 2", "max_attempts: many"))
     process.send_signal(signal.SIGHUP)
     line = said(process, "max_attempts")
     assert "reefknot.yaml:3:" in line
     assert "'many' is not accepted" in line
     said(process, "the configuration is refused")
-    (failing.path / "reefknot.yaml").write_text(good)
+    failing.config.rename(failing.path / "moved.yaml")
+    process.send_signal(signal.SIGHUP)
+    said(process, "the configuration is refused")
+    failing.config.write_text(CONFIG.replace("queue: {v2: {", "queue: {v2: {max_queue_size: 7, "))
+    process.send_signal(signal.SIGHUP)
+    assert "the policies are unchanged" in (line := said(process, "SIGHUP:"))
+    assert "changes of worker take effect at the next start" in line
     submit(failing, "one", ".")
-
     assert attempts_of(failing, "one") == 3
     assert process.poll() is None
-    until(lambda: "policy.reload_refused" in [one["action"] for one in actions(failing)])
-
-
-def test_a_file_that_is_gone_is_refused(failing: Folder) -> None:
-    process = failing.up()
-    (failing.path / "reefknot.yaml").rename(failing.path / "moved.yaml")
-    process.send_signal(signal.SIGHUP)
-
-    said(process, "the configuration is refused")
-    assert process.poll() is None
+    until(lambda: "policy.reload_refused" in [one["action"] for one in failing.events("operator_action")])
 
 
 def test_a_refusal_by_another_process_is_78_at_the_command_line(failing: Folder) -> None:
@@ -171,23 +160,13 @@ def test_a_command_sees_its_answer_while_hangups_come(failing: Folder) -> None:
     assert answers == [0, 0]
 
 
-def test_changes_of_other_settings_are_named_and_wait_for_the_next_start(failing: Folder) -> None:
-    process = failing.up()
-    (failing.path / "reefknot.yaml").write_text(CONFIG.replace("queue: {v2: {", "queue: {v2: {max_queue_size: 7, "))
-    process.send_signal(signal.SIGHUP)
-
-    assert "the policies are unchanged" in (line := said(process, "SIGHUP:"))
-    assert "changes of worker take effect at the next start" in line
-
-
 def test_with_nohup_a_hangup_is_ignored(failing: Folder) -> None:
     process = failing.up(before=["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"])
     process.send_signal(signal.SIGHUP)
     submit(failing, "one", ".")
 
     assert attempts_of(failing, "one") == 3, "it goes on"
-    process.send_signal(signal.SIGTERM)
-    code, _, err = failing.ends(process)
+    code, _, err = failing.stop(process)
     assert (code, "SIGHUP" in err) == (143, False)
 
 
@@ -196,17 +175,10 @@ def test_a_terminal_that_is_closed_drains_the_system(folder: Folder, words: tupl
     """The kernel sends SIGHUP; running steps finish, and nothing can be written to the terminal any more."""
     ours, theirs = os.openpty()
     work = {"assignment_id": "one", "job": {"type": "own.wait", "payload": {"name": "one"}}}
-    (folder.path / "work.jsonl").write_text(json.dumps(work))
-    process = folder.start(
-        *words,
-        "--module",
-        "naps",
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0),
-    )
+    folder.write("work.jsonl", json.dumps(work))
+    given: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), theirs) | {"start_new_session": True}
+    given["preexec_fn"] = lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+    process = folder.start(*words, "--module", "naps", **given)
     os.close(theirs)
     until(lambda: folder.has_store and folder("worker", "list").code == 0)
     if words[0] == "up":
@@ -218,7 +190,7 @@ def test_a_terminal_that_is_closed_drains_the_system(folder: Folder, words: tupl
 
     assert process.wait(timeout=PATIENCE_S) == 129
     if words[0] == "up":  # whose drain is long enough for any machine
-        assert folder.json("job", "show", "one")["state"] == "succeeded"
+        assert folder.state("one") == "succeeded"
     else:
         assert (folder.path / "out.jsonl").exists(), "results appear at the end of a drain, too"
 

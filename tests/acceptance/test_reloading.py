@@ -6,9 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -46,20 +44,6 @@ def write_version(folder: Folder, version: int) -> None:
     (folder.path / "shop" / "version.py").write_text(f"VERSION = {version}\n")
 
 
-def submit(folder: Folder, name: str) -> None:
-    inputs = json.dumps({"name": name})
-    assert folder("submit", "--type", "shop.answer", "--inputs", inputs, "--id", name).code == 0
-
-
-def job(folder: Folder, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = folder.json("job", "show", name)
-    return found
-
-
-def state(folder: Folder, name: str) -> str:
-    return str(job(folder, name)["state"])
-
-
 def start(folder: Folder, *words: str) -> tuple[subprocess.Popen[str], Path]:
     """The command, and the file that has what it says."""
     said = folder.path / "said.txt"
@@ -68,35 +52,29 @@ def start(folder: Folder, *words: str) -> tuple[subprocess.Popen[str], Path]:
     return process, said
 
 
-def ended(folder: Folder) -> Counter[str]:
-    """How often each job ended."""
-    lines = folder("audit", "tail", "--type", "completed", "--lines", "200", "--json").out.splitlines()
-    return Counter(json.loads(line)["event"]["work_id"] for line in lines)
-
-
 def test_a_step_that_is_edited_while_jobs_wait_and_run_answers_with_its_new_code(shop: Folder) -> None:
     process, said = start(shop, "up", "--reload", "--module", "shop.steps", "--drain", "0.1")
     until(lambda: "steps: " in said.read_text())
     for name in JOBS:
-        submit(shop, name)
+        shop.submit("shop.answer", name, name=name)
     until(lambda: "job-0" in shop.begun())
     write_version(shop, 2)
-    until(lambda: all(state(shop, name) == "succeeded" for name in JOBS))
+    until(lambda: shop.have_succeeded(*JOBS))
 
     assert f"{Path('shop', 'version.py')} changed; restarting the steps" in said.read_text()
-    found = [job(shop, name) for name in JOBS]
+    found = [shop.job(name) for name in JOBS]
     assert [one["result"]["output"] for one in found] == [{"version": 2}] * len(JOBS)
     assert {one["crashes"] for one in found} == {0}, "work in flight was handed back"
-    assert ended(shop) == dict.fromkeys(JOBS, 1)
+    assert sorted(one["work_id"] for one in shop.events("completed")) == sorted(JOBS), "each ended once"
 
     (shop.path / "shop" / "steps.py").write_text(STEPS.replace("def answer", "def answer("))
     until(lambda: "waiting for the next change" in said.read_text())
     assert f"shop{os.sep}steps.py:7: SyntaxError" in said.read_text()
-    submit(shop, "after")
-    assert state(shop, "after") == "pending"
+    shop.submit("shop.answer", "after", name="after")
+    assert shop.state("after") == "pending"
     (shop.path / "shop" / "steps.py").write_text(STEPS.replace("VERSION}", "VERSION + 1}"))
-    until(lambda: state(shop, "after") == "succeeded")
-    assert job(shop, "after")["result"]["output"] == {"version": 3}
+    until(lambda: shop.state("after") == "succeeded")
+    assert shop.job("after")["result"]["output"] == {"version": 3}
 
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 143
@@ -107,11 +85,9 @@ def test_steps_that_cannot_be_imported_are_an_error_in_the_log_with_file_and_lin
     shop.set_variable("REEFKNOT_LOG_FORMAT", "json")
     process, said = start(shop, "up", "--reload", "--module", "shop.steps")
     until(lambda: "steps: " in said.read_text())
-    (shop.path / "shop" / "steps.py").write_text(STEPS.replace("def answer", "def answer("))
+    shop.write("shop/steps.py", STEPS.replace("def answer", "def answer("))
     until(lambda: "waiting for the next change" in said.read_text())
-    process.terminate()
-    process.wait(30)
-
+    shop.stop(process)
     lines = [json.loads(line) for line in said.read_text().splitlines()]
     cause, waits = (line["message"] for line in lines if line["level"] == "error")
     assert f"shop{os.sep}steps.py:7: SyntaxError" in cause
@@ -122,10 +98,10 @@ def test_a_worker_reloads_and_does_not_outlive_a_watcher_that_is_killed(shop: Fo
     router = shop.part("router")
     process, said = start(shop, "worker", "start", "--reload", "--module", "shop.steps", "--drain", "0.1")
     until(lambda: "worker-1 is ready" in said.read_text())
-    submit(shop, "one")
+    shop.submit("shop.answer", "one", name="one")
     until(lambda: "one" in shop.begun())
     write_version(shop, 2)
-    until(lambda: state(shop, "one") == "succeeded")
+    until(lambda: shop.state("one") == "succeeded")
     pid = shop.json("worker", "list")["workers"][0]["pid"]
     assert pid != process.pid
     process.kill()
@@ -143,20 +119,13 @@ def is_running(pid: int) -> bool:
     return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text() if Path(f"/proc/{pid}").exists() else False
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["up", "--reload"], "--reload: there is no --module, so there is nothing to watch"),
-        (["up", "--reload", "--module", "json"], "--reload: no file of json is beneath"),
-        (
-            ["up", "--reload", "--module", "naps", "--engine", "memory:"],
-            "--reload: a memory: store ends with its process",
-        ),
-        (["worker", "start", "--reload"], "--reload: there is no --module"),
-        (["worker", "start", "--reload", "--module", "../steps.py"], "--reload: no file of ../steps.py is beneath"),
-    ],
-)
-def test_what_cannot_be_reloaded_is_refused(folder: Folder, words: list[str], text: str) -> None:
-    done = folder(*words)
-    assert done.code == 2
-    assert text in done.err
+def test_what_cannot_be_reloaded_is_refused(folder: Folder) -> None:
+    for words, text in {
+        ("up", "--reload"): "--reload: there is no --module, so there is nothing to watch",
+        ("up", "--reload", "--module", "json"): "--reload: no file of json is beneath",
+        ("up", "--reload", "--module", "naps", "--engine", "memory:"): "--reload: a memory: store ends with its",
+        ("worker", "start", "--reload"): "--reload: there is no --module",
+        ("worker", "start", "--reload", "--module", "../steps.py"): "--reload: no file of ../steps.py is beneath",
+    }.items():
+        done = folder(*words)
+        assert (done.code, text in done.err) == (2, True), done.err

@@ -16,7 +16,7 @@ import apsw
 
 from reefknot.audit.model.chain import Head, LogLine, event_line, link, read_line
 from reefknot.audit.model.replay import replay
-from tests.acceptance.folder import PATIENCE_S, Folder
+from tests.acceptance.folder import PATIENCE_S, Folder, events_in, rehash
 
 MODULE = """\
 import asyncio
@@ -90,7 +90,7 @@ def lines(folder: Folder, name: str, *steps: str) -> str:
         {"assignment_id": step, "job": {"type": step}, "options": {"attempt_timeout_ms": 500, "timeout_ms": 20_000}}
         for step in steps
     ]
-    (folder.path / "steps.py").write_text(MODULE)
+    folder.write("steps.py", MODULE)
     (folder.path / name).write_text("".join(json.dumps(one) + "\n" for one in work))
     return name
 
@@ -104,12 +104,7 @@ def recorded(folder: Folder) -> list[dict[str, Any]]:
     assert folder("job", "cancel", "unwanted", "--as", "ann").code == 0
     assert folder("quarantine", "requeue", "own.bad", "--as", "ann").code == 0
     folder.ends(folder.start("run", lines(folder, "again.jsonl", "own.bad", "own.deadly"), "--module", "steps"))
-    (path,) = (folder.path / ".reefknot").glob("*.db")
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-    try:
-        return [json.loads(body) for (body,) in connection.execute("SELECT body FROM audit ORDER BY sequence")]
-    finally:
-        connection.close()
+    return events_in(folder.store)
 
 
 def forged_values(name: str, value: Any) -> list[Any]:
@@ -202,27 +197,17 @@ def the_command_line_notices(folder: Folder) -> None:
 def test_a_forged_end_is_noticed_by_its_stored_result(folder: Folder) -> None:
     """Of a success at the first try nothing in the log tells the status; the result in the store does."""
     folder.ends(folder.start("run", lines(folder, "work.jsonl", "own.flaky"), "--module", "steps"))
-    (path,) = (folder.path / ".reefknot").glob("*.db")
-    for forged in ("replace(body, '\"success\"', '\"error\"')", "replace(body, '\"attempts\":2', '\"attempts\":3')"):
-        assert folder("audit", "verify").code == 0, "the control"
-        connection = apsw.Connection(str(path))
-        before = connection.execute("SELECT sequence, hash, body FROM audit ORDER BY sequence").fetchall()
-        head_before = str(connection.execute("SELECT hash FROM audit_head").get)
-        connection.execute(f"UPDATE audit SET body = {forged} WHERE event_type = 'completed'")
+    connection = apsw.Connection(str(folder.store))
+    before = str(connection.execute("SELECT body FROM audit WHERE event_type = 'completed'").get)
+
+    def write(body: str) -> None:
+        connection.execute("UPDATE audit SET body = ? WHERE event_type = 'completed'", (body,))
         rehash(connection)
-        connection.close()
+
+    for old, new in (('"success"', '"error"'), ('"attempts":2', '"attempts":3')):
+        write(before)
+        assert folder("audit", "verify").code == 0, "the control"
+        write(before.replace(old, new))
         done = folder("audit", "verify")
         assert (done.code, "is of another end than this event" in done.out) == (65, True), done.out
-        connection = apsw.Connection(str(path))
-        for sequence, hashed, body in before:
-            connection.execute("UPDATE audit SET hash = ?, body = ? WHERE sequence = ?", (hashed, body, sequence))
-        connection.execute("UPDATE audit_head SET hash = ?", (head_before,))
-        connection.close()
-
-
-def rehash(connection: apsw.Connection) -> None:
-    head = Head(str(connection.execute("SELECT chain FROM audit_head").get))
-    for sequence, body in connection.execute("SELECT sequence, body FROM audit ORDER BY sequence").fetchall():
-        head, hashed = link(head, str(body).encode())
-        connection.execute("UPDATE audit SET hash = ? WHERE sequence = ?", (hashed, sequence))
-    connection.execute("UPDATE audit_head SET hash = ?", (head.hash,))
+    connection.close()

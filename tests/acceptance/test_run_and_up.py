@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import time
-from typing import Any
 
 import pytest
 
-from tests.acceptance.folder import PATIENCE_S, Folder, until
+from tests.acceptance.folder import Folder, until
 
 
 def test_a_system_is_worked_with_from_other_processes_and_ends_in_order(folder: Folder) -> None:
@@ -24,60 +22,34 @@ def test_a_system_is_worked_with_from_other_processes_and_ends_in_order(folder: 
     folder.nap("long", 60)
     until(lambda: "long" in folder.begun())
     assert folder.json("job", "cancel", "long", "--because", "enough")["state"] == "cancelled"
-    shown = folder.json("job", "show", "long")
+    shown = folder.job("long")
     assert (shown["state"], shown["reason"]) == ("cancelled", "enough")
 
     assert folder.json("worker", "drain", "worker-2")["drained"] is True
     folder.nap("short", 1)
     until(lambda: "short" in folder.begun())
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, err
+    code, out, err = folder.stop(process, signal.SIGINT)
+    assert code == 130, err
     assert out.splitlines()[-1].startswith("up for ")
-    assert folder.json("job", "show", "short")["state"] == "succeeded"
+    assert folder.state("short") == "succeeded"
     assert folder("worker", "list").code == 69, "it said goodbye"
-
-
-def test_sigterm_ends_with_143_and_a_second_signal_at_once(folder: Folder) -> None:
-    process = folder.up()
-    folder.nap("long", 60)
-    until(lambda: "long" in folder.begun())
-    process.send_signal(signal.SIGTERM)
-    assert process.stderr is not None
-    until(lambda: process.stderr is not None and "shutting down;" in process.stderr.readline())
-    began = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE_S)
-
-    assert process.returncode == 143
-    assert time.monotonic() - began < 20
-    assert folder.json("job", "show", "long")["state"] in ("pending", "running"), "it is kept"
 
 
 def killed_and_run_again(folder: Folder, *words: str) -> int:
     """The number of jobs in the store, after `run` of 40 lines without ids was killed twice and then finished."""
     waiting = {"job": {"type": "own.wait", "payload": {"name": "one"}}}
-    (folder.path / "work.jsonl").write_text(f"{json.dumps(waiting)}\n" * 40)
+    folder.write("work.jsonl", f"{json.dumps(waiting)}\n" * 40)
     command = ("run", "work.jsonl", "--module", "naps")
     for expected, more in ((40, ()), (80 if words else 40, words)):
         begun = len(folder.begun())
         process = folder.start(*command, *more)
-        until(lambda: len(folder.begun()) > begun and sum(_states(folder).values()) >= expected)  # noqa: B023 - at once
-        process.kill()
-        process.wait()
+        until(lambda: len(folder.begun()) > begun and folder.has_store and len(folder.states()) >= expected)  # noqa: B023 - at once
+        folder.kill(process)
     folder.go()
     code, out, err = folder.ends(folder.start(*command, "--json"))
     assert code == 0, err
     assert json.loads(out)["succeeded"] == 40
-    return sum(_states(folder).values())
-
-
-def _states(folder: Folder) -> dict[str, int]:
-    """Jobs in the store by state, once there is a store."""
-    if not folder.has_store:
-        return {}
-    states: dict[str, int] = folder.json("job", "list")["states"]
-    return states
+    return len(folder.states())
 
 
 def test_a_run_of_lines_without_ids_that_was_killed_goes_on_and_submits_none_twice(folder: Folder) -> None:
@@ -98,51 +70,43 @@ def test_what_a_killed_step_left_half_written_is_gone_when_a_system_starts(folde
     assert other.exists()
 
 
-def test_work_that_was_handed_back_is_ended_by_the_next_system(folder: Folder) -> None:
+def test_work_that_was_handed_back_is_counted_and_ended_by_the_next_system(folder: Folder) -> None:
     process = folder.up("--drain", "0")
     folder.nap("later", 1.5)
     until(lambda: "later" in folder.begun())
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143
-    shown = folder.json("job", "show", "later")
+    code, out, _ = folder.stop(process)
+    assert (code, out.splitlines()[-1].endswith(": 1 unfinished")) == (143, True), out
+    shown = folder.job("later")
     assert (shown["state"], shown["attempts"]) == ("pending", 0), "handed back, and nothing was spent"
-
     folder.up()
-    until(lambda: bool(folder.json("job", "show", "later")["state"] == "succeeded"))
+    until(lambda: folder.state("later") == "succeeded")
 
 
 def test_a_run_that_is_interrupted_ends_with_130_and_goes_on_where_it_was(folder: Folder) -> None:
-    naps = [{"assignment_id": f"n{n}", "request_id": "r", "job": _nap(f"n{n}", 0.2)} for n in range(40)]
-    (folder.path / "naps.jsonl").write_text("".join(json.dumps(one) + "\n" for one in naps))
+    names = [f"n{number}" for number in range(40)]
+    naps = [{"type": "own.nap", "payload": {"name": name, "seconds": 0.2}} for name in names]
+    folder.write_lines(
+        "naps.jsonl", *({"assignment_id": name, "job": nap} for name, nap in zip(names, naps, strict=True))
+    )
     process = folder.start("run", "naps.jsonl", "--module", "naps", "--json")
     until(lambda: len(folder.begun()) >= 8)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, err
+    code, out, err = folder.stop(process, signal.SIGINT)
+    assert code == 130, err
     assert 0 < json.loads(out)["total"] < 40
-
-    again, err = folder.start("run", "naps.jsonl", "--module", "naps", "--json").communicate(timeout=PATIENCE_S)
+    _, again, err = folder.run_file("naps.jsonl", "--json")
     assert json.loads(again)["succeeded"] == 40, err
     assert len(folder.begun()) < 40 + 15, "what had ended was not run again"
-
-
-def _nap(name: str, seconds: float) -> dict[str, Any]:
-    return {"type": "own.nap", "payload": {"name": name, "seconds": seconds}}
 
 
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_submission_that_is_ended_while_it_waits_for_room_prints_the_ids_that_were_accepted(
     folder: Folder, ending: signal.Signals, code: int
 ) -> None:
-    with (folder.path / "reefknot.yaml").open("a") as file:
-        file.write("router: {max_queue_size: 2}\n")
+    folder.configure("router: {max_queue_size: 2}\n")
     line = {"job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
-    (folder.path / "work.jsonl").write_text(f"{json.dumps(line)}\n" * 5)
+    folder.write("work.jsonl", f"{json.dumps(line)}\n" * 5)
     process = folder.start("submit", "work.jsonl")
     until(lambda: folder.has_store and len(folder.json("job", "list")["jobs"]) == 2)
-    process.send_signal(ending)
-
-    ended, out, _ = folder.ends(process)
+    ended, out, _ = folder.stop(process, ending)
     assert ended == code
     assert sorted(out.split()) == sorted(one["id"] for one in folder.json("job", "list")["jobs"])

@@ -4,6 +4,9 @@ Secrets stay in, on a worker's way: fifty of them in what steps fail with and wh
 What is searched is everything a worker makes: what is kept of its work (failure, reason, history, quarantine), its
 audit events, the results and acks it sends, its log lines, and its status. An assignment's own payload and outputs are
 the caller's data and come back as they were given. The control works without redaction and finds them all.
+
+At the end a step that uses the library as a user would write it, without `secrets=`, run by `reefknot run` in a process
+of its own: `@retry` logs, `@idempotent` records and audits. Its control has no secret in the configuration.
 """
 
 from __future__ import annotations
@@ -11,18 +14,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
+import apsw
 import msgspec
 import pytest
 
 from reefknot.core.failure import ErrorCode
-from reefknot.core.redaction import Redactor
 from reefknot.queue.model.messages import ACK, CANCEL, RESULT, Cancel, StepResult, StepStatus, encode
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import default_settings
-from tests.acceptance.test_secrets_stay_in import MESSAGES, Plant, secret
+from tests.acceptance.test_secrets_stay_in import MESSAGES, Plant, secret, without_redaction
+from tests.warm_commands import run_cold
 from tests.workshop import Shop, Step, with_shop, work
 
 ANYWHERE = [
@@ -138,13 +145,76 @@ def test_without_redaction_the_same_search_finds_them(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control. The log is bounded, and a status tells nothing of any work, whatever is redacted."""
-    monkeypatch.setattr("reefknot.retrying.failures.redact", lambda text: text)
     monkeypatch.setattr("reefknot.core.failure.redact", lambda text: text, raising=False)
-    monkeypatch.setattr(Redactor, "__call__", lambda self, text: text)
-    monkeypatch.setattr(Redactor, "values_out_of", lambda self, text: text)
+    without_redaction(monkeypatch)
     found = leaked(held_by(caplog))
 
     for sink in ("work", "quarantine", "events", "wire"):
         missed = [plant.secret for plant in PLANTED if (sink, plant.secret) not in found]
         assert missed == [], sink
     assert len([one for one in found if one[0] == "log"]) >= 10
+
+
+SECRET = "zander-Trockenfisch_9!"
+PAYING = """\
+import os
+import reefknot as rk
+
+SECRET = os.environ["SHOP_SECRET"]
+
+@rk.idempotent(key=lambda order: f"{SECRET}/{order}", mode="guard", name="charge")
+async def charge(order):
+    raise ConnectionError(f"the bank refused {SECRET} today")
+
+@rk.retry(attempts=3, base_delay=0.01)
+def fetch():
+    raise ConnectionError(f"the shop refused {SECRET} today")
+
+@rk.block("shop.order")
+def order(inputs, context):
+    fetch()
+
+@rk.block("shop.pay")
+async def pay(inputs, context):
+    await charge(inputs["order"])
+"""
+
+
+def run_steps(folder: Path, *, configured: bool) -> dict[str, str]:
+    """Everything that the run leaves, by place."""
+    (folder / "steps.py").write_text(PAYING)
+    (folder / "reefknot.yaml").write_text("secrets: {shop: 'env:SHOP_SECRET'}\n" if configured else "{}\n")
+    kinds = ("shop.order", "shop.pay")
+    lines = [{"assignment_id": kind, "job": {"type": kind, "payload": {"order": "7"}}} for kind in kinds]
+    (folder / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    own = {"SHOP_SECRET": SECRET, "WORKER_RETRIES_V2_ENABLED": "true"}
+    command = (sys.executable, "-m", "reefknot", "run", "work.jsonl", "--module", "steps")
+    ended = run_cold(*command, cwd=folder, env=os.environ | own)
+    assert ended.returncode == 1, ended.stderr
+    assert "2 failed" in ended.stdout, ended.stderr
+    database = apsw.Connection(str(folder / ".reefknot" / "state.db"))
+    queries = {
+        "events": "SELECT body FROM audit",
+        "work": "SELECT reason, failure, result, history FROM work",
+        "recorded failures": "SELECT failure FROM idempotency",
+        "keys": "SELECT key FROM idempotency",
+    }
+    found = {name: repr(list(database.execute(query))) for name, query in queries.items()}
+    database.close()
+    return found | {"log": ended.stderr}
+
+
+def test_no_secret_of_the_configuration_leaves_a_step_that_uses_the_library(tmp_path: Path) -> None:
+    left = run_steps(tmp_path, configured=True)
+
+    assert {place for place, text in left.items() if SECRET in text} == {"keys"}, "a key is stored as it was given"
+    assert all("[redacted]" in left[place] for place in ("events", "work", "recorded failures", "log"))
+    assert '"idempotency_key":"charge:[redacted]/7"' in left["events"]
+    assert "fetch: attempt 1 of 3 failed with ConnectionError" in left["log"]
+
+
+def test_without_the_configuration_the_same_search_finds_it_everywhere(tmp_path: Path) -> None:
+    """The control."""
+    left = run_steps(tmp_path, configured=False)
+
+    assert {place for place, text in left.items() if SECRET in text} == set(left)

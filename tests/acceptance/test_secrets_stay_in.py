@@ -45,6 +45,14 @@ from reefknot.testing import run_virtual
 POLICY = RetryPolicy(2, 0.0, jitter="none")
 
 
+def without_redaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of each search: it is the redaction that keeps secrets in."""
+    monkeypatch.setattr("reefknot.retrying.failures.redact", lambda text: text)
+    monkeypatch.setattr(Redactor, "__call__", lambda self, text: text)
+    monkeypatch.setattr(Redactor, "tree", lambda self, value, **_: value)
+    monkeypatch.setattr(Redactor, "values_out_of", lambda self, text: text)
+
+
 class Plant(Struct, frozen=True):
     """One operation with a secret in it."""
 
@@ -266,10 +274,7 @@ def test_without_redaction_the_same_search_finds_them_in_every_sink(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: it is the redaction that keeps them in, and the search would see them."""
-    monkeypatch.setattr("reefknot.retrying.failures.redact", lambda text: text)
-    monkeypatch.setattr(Redactor, "__call__", lambda self, text: text)
-    monkeypatch.setattr(Redactor, "tree", lambda self, value, **_: value)
-    monkeypatch.setattr(Redactor, "values_out_of", lambda self, text: text)
+    without_redaction(monkeypatch)
     held = everything(tmp_path, capsys)
     found = set(leaked(held, TOLD))
 
@@ -306,8 +311,7 @@ def test_what_is_recorded_of_a_failure_under_a_guard_holds_no_secret(
     """A failure is told to whoever asks for the key, unlike a result; the control does not redact."""
     canary = "Canary-guarded-56"
     if not redacting:
-        monkeypatch.setattr(Redactor, "__call__", lambda self, text: text)
-        monkeypatch.setattr(Redactor, "values_out_of", lambda self, text: text)
+        without_redaction(monkeypatch)
 
     async def fails() -> None:
         raise ValueError(f"it does not know {canary}")
@@ -359,8 +363,7 @@ def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, *, redacting: bool, 
     lines = [{"request_id": "r", **one} for one in assignments()]
     (folder / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     if not redacting:
-        monkeypatch.setattr(Redactor, "__call__", lambda self, text: text)
-        monkeypatch.setattr(Redactor, "values_out_of", lambda self, text: text)
+        without_redaction(monkeypatch)
 
 
 def on_record(folder: Path) -> bytes:

@@ -10,25 +10,15 @@ import json
 import signal
 import time
 
-import pytest
-
 from tests.acceptance.folder import PATIENCE_S, Folder, until
 
 BEFORE_ANY_LEASE_S = 25.0
 NAPS = ("--module", "naps")
 
 
-def state(folder: Folder, name: str) -> str:
-    return str(folder.json("job", "show", name)["state"])
-
-
 def held(folder: Folder) -> dict[str, int]:
     """What each router looks after, as it last said."""
     return {one["router_id"]: one["pending"] for one in folder.json("router", "status")["routers"]}
-
-
-def read(folder: Folder, name: str) -> None:
-    assert folder("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", name).code == 0
 
 
 def test_a_worker_that_is_killed_loses_nothing_and_everything_has_one_result(folder: Folder) -> None:
@@ -42,26 +32,23 @@ def test_a_worker_that_is_killed_loses_nothing_and_everything_has_one_result(fol
     for name in steps:
         folder.wait(name)
     for name in reads:
-        read(folder, name)
+        folder.submit("fs.blob_get", name, path="a.txt")
     until(lambda: len(folder.begun()) >= 4)
     began = time.monotonic()
-    first.kill()
-    first.wait()
+    folder.kill(first)
     folder.part("worker", "--worker-id", "own", *NAPS)
     folder.go()
-    until(lambda: all(state(folder, name) == "succeeded" for name in (*steps, *reads)))
+    until(lambda: folder.have_succeeded(*steps, *reads))
     assert time.monotonic() - began < BEFORE_ANY_LEASE_S
     assert len(folder.begun()) == 6 + 4, "what ran when it was killed was run again, and nothing else"
 
-    file = folder.path / "again.jsonl"
-    file.write_text("".join(json.dumps(_waiting(name)) + "\n" for name in steps))
+    folder.write_lines("again.jsonl", *map(_waiting, steps))
     results = folder("submit", "again.jsonl", "--wait", "--json").json["results"]
     assert {one["assignment_id"]: one["status"] for one in results} == dict.fromkeys(steps, "success")
     assert len(folder.begun()) == 6 + 4, "the same ids are the same work: each has its one result"
 
     for process in (router, second):
-        process.send_signal(signal.SIGTERM)
-        assert folder.ends(process)[0] == 143
+        assert folder.stop(process)[0] == 143
     if folder.engine.startswith("sqlite:"):
         assert folder("store", "check").code == 0
 
@@ -79,12 +66,11 @@ def test_what_a_killed_worker_had_is_done_by_another_one_that_knows_the_steps(fo
     until(lambda: len(folder.begun()) >= 4)
     folder.part("worker", "--worker-id", "two", *NAPS)
     began = time.monotonic()
-    first.kill()
-    first.wait()
+    folder.kill(first)
     until(lambda: len(folder.begun()) >= 5)
     assert len(folder.begun()) == 5, "after a crash they run one at a time"
     folder.go()
-    until(lambda: all(state(folder, name) == "succeeded" for name in steps))
+    until(lambda: folder.have_succeeded(*steps))
     assert time.monotonic() - began < BEFORE_ANY_LEASE_S
     assert sorted(folder.begun()) == sorted(steps * 2)
 
@@ -100,19 +86,10 @@ def test_what_a_killed_router_had_taken_on_is_answered_by_the_other_one(folder: 
     began = time.monotonic()
     routers[0 if held(folder)["router-1"] else 1].kill()
     folder.go()
-    read(folder, "after")
+    folder.submit("fs.blob_get", "after", path="a.txt")
     until(lambda: folder.json("router", "status")["handed_in"] == {"succeeded": 5})
     assert time.monotonic() - began < BEFORE_ANY_LEASE_S
     assert sorted(folder.begun()) == steps, "a result that was there already was fetched, not made again"
-
-
-def test_what_runs_in_a_worker_of_its_own_can_be_called_off_from_anywhere(folder: Folder) -> None:
-    folder.part("router", "--router-id", "front")
-    folder.part("worker", *NAPS)
-    folder.wait("long")
-    until(lambda: folder.begun() == ["long"])
-    assert folder.json("job", "cancel", "long", "--because", "enough")["state"] == "cancelled"
-    assert (state(folder, "long"), folder.json("job", "show", "long")["reason"]) == ("cancelled", "enough")
 
 
 def test_a_worker_of_its_own_helps_a_whole_system_and_obeys_commands(folder: Folder) -> None:
@@ -122,20 +99,24 @@ def test_a_worker_of_its_own_helps_a_whole_system_and_obeys_commands(folder: Fol
     worker = folder.part("worker", *NAPS)
     assert [one["worker_id"] for one in folder.json("worker", "list")["workers"]] == ["worker-1", "worker-2"]
     folder.nap("first", 0)
-    until(lambda: state(folder, "first") == "succeeded")
+    until(lambda: folder.state("first") == "succeeded")
+
+    folder.wait("long")
+    until(lambda: "long" in folder.begun())
+    assert folder.json("job", "cancel", "long", "--because", "enough")["state"] == "cancelled"
+    assert (folder.state("long"), folder.job("long")["reason"]) == ("cancelled", "enough")
 
     assert folder.json("worker", "pause", "worker-2", "--as", "ann")["paused"] is True
     folder.nap("second", 0)
     assert folder.json("worker", "resume")["resumed"] is True
-    until(lambda: state(folder, "second") == "succeeded")
+    until(lambda: folder.state("second") == "succeeded")
     assert folder.json("worker", "drain", "worker-2")["drained"] is True
     assert folder("audit", "export", "events.jsonl").code == 0
     told = (folder.path / "events.jsonl").read_text()
     for action in ("worker.pause", "worker.resume", "worker.drain"):
         assert action in told
 
-    worker.send_signal(signal.SIGINT)
-    code, out, _ = folder.ends(worker)
+    code, out, _ = folder.stop(worker, signal.SIGINT)
     assert (code, out.startswith("worker worker-2 ran for ")) == (130, True)
     assert [one["worker_id"] for one in folder.json("worker", "list")["workers"]] == ["worker-1"], "it said goodbye"
 
@@ -145,17 +126,9 @@ def test_a_second_worker_of_the_same_name_is_refused_while_the_first_lives(folde
     code, out, err = folder.ends(folder.start("worker", "start", "--worker-id", "mine"))
     assert (code, out) == (75, "")
     assert "worker mine is running already" in err
-    first.kill()
-    first.wait()
+    folder.kill(first)
     ended = folder.ends(folder.start("worker", "start", "--worker-id", "mine", "--for", "0.1", "--json"))
     assert (ended[0], json.loads(ended[1])["summary"]["worker_id"]) == (0, "mine")
-
-
-@pytest.mark.parametrize("part", ["worker", "router"])
-def test_sigterm_is_143_and_a_second_one_ends_at_once(folder: Folder, part: str) -> None:
-    process = folder.part(part)
-    process.send_signal(signal.SIGTERM)
-    assert folder.ends(process)[0] == 143
 
 
 def test_a_step_that_runs_gets_its_time_and_a_second_signal_takes_it_away(folder: Folder) -> None:
@@ -169,4 +142,4 @@ def test_a_step_that_runs_gets_its_time_and_a_second_signal_takes_it_away(folder
     worker.send_signal(signal.SIGTERM)
     worker.communicate(timeout=PATIENCE_S)
     assert worker.returncode == 143
-    assert state(folder, "long") in ("pending", "running"), "it is kept"
+    assert folder.state("long") in ("pending", "running"), "it is kept"

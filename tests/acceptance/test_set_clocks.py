@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.acceptance.folder import CONFIG, PATIENCE_S
+from tests.acceptance.folder import PATIENCE_S, Folder
 
 SCRIPT = Path(__file__).parent / "set_clock.py"
 MODULE = """\
@@ -28,41 +25,21 @@ MINUTE, DAY = 60.0, 86_400.0
 
 
 class Machine:
-    """A folder on a machine whose wall clock can be set."""
+    """A folder on a machine whose wall clock can be set; all its commands are processes."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._clock = path / "wrong-by"
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._clock = folder.path / "wrong-by"
         self.set(0)
-        (path / "files").mkdir()
-        (path / "reefknot.yaml").write_text(CONFIG)
-        (path / "own.py").write_text(MODULE)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("REEFKNOT", "WORKER_"))}
-        self._environment = kept | {
-            "PYTHONWARNINGS": "error",
-            "REEFKNOT_LOG_FORMAT": "text",
-            "PYTHONUTF8": "1",
-            "COLUMNS": "200",
-        }
-        self.started: list[subprocess.Popen[str]] = []
+        folder.write("own.py", MODULE)
 
     def set(self, seconds: float) -> None:
         """Set the wall clock, for all processes, to so many seconds from the truth."""
-        fresh = self.path / "wrong-by.new"
-        fresh.write_text(str(seconds))
+        fresh = self._folder.write("wrong-by.new", str(seconds))
         fresh.replace(self._clock)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(self._clock), *words],
-            cwd=self.path,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(process)
-        return process
+        return self._folder.start(*words, program=(str(SCRIPT), str(self._clock)))
 
     def up(self) -> subprocess.Popen[str]:
         process = self.start("up", "--module", "own")
@@ -86,17 +63,10 @@ class Machine:
         (result,) = self.json(*words)["results"]
         return str(result["status"])
 
-    def end(self) -> None:
-        for process in self.started:
-            process.kill()
-            process.communicate()
-
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path)
-    yield made
-    made.end()
+def machine(folder: Folder) -> Machine:
+    return Machine(folder)
 
 
 @pytest.mark.parametrize("jump", [-MINUTE, -DAY, DAY])

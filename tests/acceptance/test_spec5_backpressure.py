@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from reefknot.errors import QueueFullError
 from reefknot.policy.settings import load_settings
 from reefknot.queue.model.admission import Degradation, OverloadStatus, RejectionPolicy, Rules
-from reefknot.queue.model.messages import AckStatus, ExecAssignmentAck, ExecResult, ResultStatus
+from reefknot.queue.model.messages import AckStatus, ResultStatus, encode
 from reefknot.queue.worker.settings import WorkerSettings, settings_from
 from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, work
 
@@ -96,18 +97,11 @@ async def test_8_2_2_the_result_tells_the_depth_at_queueing_and_the_level_at_com
 async def test_8_2_4_a_router_of_the_old_kind_reads_the_old_fields_and_ignores_the_new_ones(shop: Shop) -> None:
     await flooded(shop, configured("spec5-7.1-minimal.json"), 0, seconds=0.1)
     await asyncio.sleep(1)
-    ack = json.loads(_wire(shop.ack("run")))
-    result = json.loads(_wire(shop.result("run")))
+    ack, result = (json.loads(encode(message)) for message in (shop.ack("run"), shop.result("run")))
     assert {"assignment_id", "status", "message"} <= ack.keys()
     assert ack["status"] == "accepted"
     assert {"assignment_id", "request_id", "status", "provider_id", "job", "latency_ms", "cost"} <= result.keys()
     assert isinstance(result["latency_ms"], int | float)
-
-
-def _wire(message: ExecAssignmentAck | ExecResult) -> bytes:
-    from reefknot.queue.model.messages import encode
-
-    return encode(message)
 
 
 # ---- 8.3 rejection policies -----------------------------------------------------------------------------------------
@@ -157,21 +151,17 @@ async def test_8_3_4_degrade(shop: Shop) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("sample", "policy", "size"),
-    [
+def test_8_3_5_the_named_policy_is_the_one_that_acts() -> None:
+    for sample, policy, size in (
         ("spec5-3.2-policies.json", RejectionPolicy.REJECT_NEW, 1000),
         ("spec5-7.1-minimal.json", RejectionPolicy.REJECT_NEW, 1000),
         ("spec5-7.2-drop-oldest.json", RejectionPolicy.DROP_OLDEST, 500),
         ("spec5-7.3-degrade.json", RejectionPolicy.DEGRADE, 2000),
-    ],
-)
-def test_8_3_5_the_named_policy_is_the_one_that_acts(sample: str, policy: RejectionPolicy, size: int) -> None:
-    rules = configured(sample).rules
-
-    assert (rules.policy, rules.size) == (policy, size)
-    assert (rules.max_drop_age_ms, rules.max_defer_time_ms) == (60_000, 30_000)
-    assert rules.heavy == Degradation(True, 0.5, True)
+    ):
+        rules = configured(sample).rules
+        assert (rules.policy, rules.size) == (policy, size)
+        assert (rules.max_drop_age_ms, rules.max_defer_time_ms) == (60_000, 30_000)
+        assert rules.heavy == Degradation(True, 0.5, True)
 
 
 # ---- 8.4 router -----------------------------------------------------------------------------------------------------
@@ -194,8 +184,6 @@ async def test_8_4_1_to_8_4_3_the_router_hears_the_level_and_routes_by_it(shop: 
 
 
 async def test_8_4_4_pressure_travels_to_the_caller(shop: Shop) -> None:
-    from reefknot.errors import QueueFullError
-
     router = await shop.router(rules=Rules(size=30))
     small = WorkerSettings(configured("spec5-7.1-minimal.json").book, rules=Rules(size=4), concurrency={"cpu": 1})
     await shop.worker("small", Step(seconds=5), settings=small)

@@ -107,11 +107,6 @@ class Shown(NamedTuple):
     messages: str
 
 
-def run(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command of its own process, without a terminal."""
-    return run_warm(*words, cwd=path, env=os.environ)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder whose store has something for every table, and a system that runs on it."""
@@ -129,11 +124,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     words = [sys.executable, "-m", "reefknot", "up", "--module", "steps"]
     with subprocess.Popen(words, cwd=path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as system:
         try:
-            until(lambda: run(path, "submit", "work.jsonl", "--wait").returncode == 1)
+            until(lambda: run_warm("submit", "work.jsonl", "--wait", cwd=path, env=os.environ).returncode == 1)
             asyncio.run(keep_a_key(path))
-            until(lambda: "worker-1" in run(path, "router", "status").stdout)
-            until(lambda: "local_files" in run(path, "telemetry", "show").stdout)
-            until(lambda: "quarantine_growth" in run(path, "alert", "list").stdout)
+            shown = {"router status": "worker-1", "telemetry show": "local_files", "alert list": "quarantine_growth"}
+            for line, text in shown.items():
+                until(lambda: text in run_warm(*line.split(), cwd=path, env=os.environ).stdout)  # noqa: B023 - at once
             yield path
         finally:
             system.kill()

@@ -45,9 +45,8 @@ sources:
 
 
 def test_a_job_that_is_given_up_is_counted_by_the_kind_of_its_last_failure(folder: Folder) -> None:
-    (folder.path / "team_wiki.py").write_text(CONNECTOR)
-    file = folder.path / "reefknot.yaml"
-    file.write_text(file.read_text() + GIVEN_UP)
+    folder.write("team_wiki.py", CONNECTOR)
+    folder.configure(GIVEN_UP)
     for name in ("busy", "locked"):
         code, _, err = folder.ends(folder.start("source", "run", name, "--module", "team_wiki"))
         assert code == 1, err
@@ -56,7 +55,7 @@ def test_a_job_that_is_given_up_is_counted_by_the_kind_of_its_last_failure(folde
 
 
 def test_the_retries_of_all_processes_are_one_answer_that_survives_them(folder: Folder) -> None:
-    (folder.path / "team_wiki.py").write_text(CONNECTOR)
+    folder.write("team_wiki.py", CONNECTOR)
     file = folder.path / "reefknot.yaml"
     file.write_text(file.read_text() + SOURCES)
     if folder.has_store:  # on a server; without a file there is nothing to look at yet

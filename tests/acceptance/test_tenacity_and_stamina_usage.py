@@ -151,16 +151,22 @@ def waits(options: str, error: Exception | None = None, attempts: int = 4, **nam
     return clock.waits
 
 
-def calls(options: str, *answers: object, **names: object) -> int:
+def calls_of(options: str, *answers: object, **names: object) -> int:
     """How often a function with these answers is called under the options of a row."""
     fn = Answer(*answers)
     ended(under(options, fn, **names))
     return fn.calls
 
 
-def calls_each(options: str, *errors: Exception) -> list[int]:
+def each(*errors: Exception, calls: list[int]) -> tuple[Callable[[str], object], object]:
     """How often a function is called that always fails with the error, for each of these errors."""
-    return [calls(options, error) for error in errors]
+    return lambda ours: [calls_of(ours, error) for error in errors], calls
+
+
+def within(*bounds: tuple[float, float], error: Exception | None = None) -> tuple[Callable[[str], object], object]:
+    """Waits within these bounds: none is outside."""
+    found: Callable[[str], object] = lambda ours: outside(waits(ours, error, attempts=len(bounds) + 1), *bounds)  # noqa: E731 - typed
+    return found, []
 
 
 def outside(found: list[float], *bounds: tuple[float, float]) -> list[float]:
@@ -208,35 +214,29 @@ def retries_of(expression: str) -> object:
     return evaluated(expression, fn=fn)
 
 
-OS = OSError()
+OS, BUSY, NO = OSError(), OSError("busy"), OSError("no")
 CAUSED = ValueError()
 CAUSED.__cause__ = OSError()
 ROWS: dict[str, tuple[Callable[[str], object], object]] = {
     "@retry until it succeeds": (lambda ours: under(ours, Answer(OSError(), KeyError(), "value"))(), "value"),
-    "stop=stop_after_attempt(7)": (lambda ours: calls(ours, OS), 7),
+    "stop=stop_after_attempt(7)": (lambda ours: calls_of(ours, OS), 7),
     "stop=stop_after_delay(10)": (lambda ours: sum(waits(f"wait=[3], attempts=99, {ours}")), 9),
     "stop=stop_before_delay(10)": (lambda ours: sum(waits(f"wait=[9, 2], attempts=99, {ours}")), 9),
     "stop=stop_after_delay(10) | stop_after_attempt(5)": (
         lambda ours: [len(waits(f"wait=[{wait}], {ours}")) for wait in (4, 1)],
         [2, 4],
     ),
-    "stop=lambda state: closing()": (lambda ours: calls(ours, OS, closing=iter((False, True)).__next__), 2),
+    "stop=lambda state: closing()": (lambda ours: calls_of(ours, OS, closing=iter((False, True)).__next__), 2),
     # waiting
-    "wait=wait_none()": (lambda ours: (waits(ours), calls(ours, OS)), ([], 4)),
+    "wait=wait_none()": (lambda ours: (waits(ours), calls_of(ours, OS)), ([], 4)),
     "wait=wait_fixed(2)": (waits, [2, 2, 2]),
     "wait=wait_fixed(timedelta(seconds=2))": (waits, [2, 2, 2]),
-    "wait=wait_random(min=1, max=2)": (lambda ours: outside(waits(ours), (1, 2), (1, 2), (1, 2)), []),
+    "wait=wait_random(min=1, max=2)": within((1, 2), (1, 2), (1, 2)),
     "wait=wait_exponential(multiplier=1, max=10)": (lambda ours: waits(ours, attempts=7), [1, 2, 4, 8, 10, 10]),
     "wait=wait_exponential(min=4, max=10)": (lambda ours: waits(ours, attempts=7), [4, 4, 4, 8, 10, 10]),
-    "wait=wait_fixed(3) + wait_random(0, 2)": (lambda ours: outside(waits(ours), (3, 5), (3, 5), (3, 5)), []),
-    "wait=wait_random_exponential(multiplier=1, max=60)": (
-        lambda ours: outside(waits(ours, attempts=9), *((0, most) for most in (1, 2, 4, 8, 16, 32, 60, 60))),
-        [],
-    ),
-    "wait=wait_exponential_jitter(initial=1, max=20, jitter=1)": (
-        lambda ours: outside(waits(ours), (1, 2), (2, 3), (4, 5)),
-        [],
-    ),
+    "wait=wait_fixed(3) + wait_random(0, 2)": within((3, 5), (3, 5), (3, 5)),
+    "wait=wait_random_exponential(multiplier=1, max=60)": within(*((0, most) for most in (1, 2, 4, 8, 16, 32, 60, 60))),
+    "wait=wait_exponential_jitter(initial=1, max=20, jitter=1)": within((1, 2), (2, 3), (4, 5)),
     "wait=wait_incrementing(start=1, increment=2)": (waits, [1, 3, 5]),
     "wait=wait_chain(wait_fixed(3), wait_fixed(3), wait_fixed(7))": (
         lambda ours: waits(ours, attempts=6),
@@ -245,32 +245,22 @@ ROWS: dict[str, tuple[Callable[[str], object], object]] = {
     "wait=wait_exception(lambda error: error.retry_in)": (lambda ours: waits(ours, BusyError()), [12, 12, 12]),
     "wait=lambda state: 2 * state.attempt_number": (waits, [2, 4, 6]),
     # whether to retry
-    "retry=retry_if_exception_type(OSError)": (lambda ours: calls_each(ours, OS, KeyError()), [4, 1]),
-    "retry=retry_if_exception_type((OSError, KeyError))": (
-        lambda ours: calls_each(ours, OS, KeyError(), ValueError()),
-        [4, 4, 1],
+    "retry=retry_if_exception_type(OSError)": each(OS, KeyError(), calls=[4, 1]),
+    "retry=retry_if_exception_type((OSError, KeyError))": each(OS, KeyError(), ValueError(), calls=[4, 4, 1]),
+    "retry=retry_if_not_exception_type(KeyError)": each(OS, KeyError(), calls=[4, 1]),
+    "retry=retry_if_exception(is_busy)": each(BUSY, NO, calls=[4, 1]),
+    'retry=retry_if_exception_message(match="busy")': each(OSError("busy: 5"), NO, calls=[4, 1]),
+    'retry=retry_if_not_exception_message(message="no")': each(BUSY, NO, calls=[4, 1]),
+    "retry=retry_if_exception_cause_type(OSError)": each(CAUSED, ValueError(), calls=[4, 1]),
+    "retry=retry_if_result(is_none)": (lambda ours: calls_of(ours, None, None, 1), 3),
+    "retry=retry_if_not_result(bool)": (lambda ours: calls_of(ours, [], 0, [1]), 3),
+    "retry=retry_if_result(is_none) | retry_if_exception_type()": (lambda ours: calls_of(ours, None, KeyError(), 1), 3),
+    "retry=retry_all(retry_if_exception_type(OSError), retry_if_exception(is_busy))": each(
+        *(BUSY, NO, KeyError("busy")), calls=[4, 1, 1]
     ),
-    "retry=retry_if_not_exception_type(KeyError)": (lambda ours: calls_each(ours, OS, KeyError()), [4, 1]),
-    "retry=retry_if_exception(is_busy)": (lambda ours: calls_each(ours, OSError("busy"), OSError("no")), [4, 1]),
-    'retry=retry_if_exception_message(match="busy")': (
-        lambda ours: calls_each(ours, OSError("busy: 5"), OSError("no")),
-        [4, 1],
-    ),
-    'retry=retry_if_not_exception_message(message="no")': (
-        lambda ours: calls_each(ours, OSError("busy"), OSError("no")),
-        [4, 1],
-    ),
-    "retry=retry_if_exception_cause_type(OSError)": (lambda ours: calls_each(ours, CAUSED, ValueError()), [4, 1]),
-    "retry=retry_if_result(is_none)": (lambda ours: calls(ours, None, None, 1), 3),
-    "retry=retry_if_not_result(bool)": (lambda ours: calls(ours, [], 0, [1]), 3),
-    "retry=retry_if_result(is_none) | retry_if_exception_type()": (lambda ours: calls(ours, None, KeyError(), 1), 3),
-    "retry=retry_all(retry_if_exception_type(OSError), retry_if_exception(is_busy))": (
-        lambda ours: calls_each(ours, OSError("busy"), OSError("no"), KeyError("busy")),
-        [4, 1, 1],
-    ),
-    "retry=retry_unless_exception_type(KeyError)": (lambda ours: calls(ours, 1, OSError(), KeyError(), 4), 3),
-    "retry=retry_never": (lambda ours: calls(ours, OS), 1),
-    "raise TryAgain": (lambda ours: calls("on=KeyError", evaluated(ours), "value"), 2),
+    "retry=retry_unless_exception_type(KeyError)": (lambda ours: calls_of(ours, 1, OSError(), KeyError(), 4), 3),
+    "retry=retry_never": (lambda ours: calls_of(ours, OS), 1),
+    "raise TryAgain": (lambda ours: calls_of("on=KeyError", evaluated(ours), "value"), 2),
     # error handling
     "reraise=True": (lambda _: ended(under("", Answer(OS))), OS),
     'retry_error_callback=lambda state: "cached"': (lambda ours: under(ours, Answer(OS))(), "cached"),
@@ -305,11 +295,8 @@ ROWS: dict[str, tuple[Callable[[str], object], object]] = {
         lambda ours: waits(ours, attempts=8),
         [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5],
     ),
-    "wait_jitter=1": (lambda ours: outside(waits(ours), (0.1, 1.1), (0.2, 1.2), (0.4, 1.4)), []),
-    "on=lambda error: error.retry_in": (
-        lambda ours: outside(waits(ours, BusyError()), (12, 13), (12, 13), (12, 13)),
-        [],
-    ),
+    "wait_jitter=1": within((0.1, 1.1), (0.2, 1.2), (0.4, 1.4)),
+    "on=lambda error: error.retry_in": within((12, 13), (12, 13), (12, 13), error=BusyError()),
     "RetryingCaller(attempts=5).on(ValueError)(fn, 7)": (
         lambda ours: evaluated(ours, fn=Answer(ValueError(), "value")),
         "value",
@@ -337,13 +324,13 @@ def case(theirs: str) -> Callable[[Callable[[str], None]], None]:
 def _(ours: str) -> None:
     event = threading.Event()
     event.set()
-    assert calls(ours, OSError(), event=event) == 1
+    assert calls_of(ours, OSError(), event=event) == 1
 
 
 @case("sleep=sleep_using_event(event)")
 def _(ours: str) -> None:
     event = threading.Event()
-    assert calls(f"wait=[30], on_retry=lambda _: event.set(), {ours}", OSError(), event=event) == 1
+    assert calls_of(f"wait=[30], on_retry=lambda _: event.set(), {ours}", OSError(), event=event) == 1
 
 
 @case("retry_error_cls=OwnError")
@@ -405,7 +392,7 @@ def _(ours: str) -> None:
 
 @case("@stamina.retry(on=httpx.HTTPError, attempts=3)")
 def _(ours: str) -> None:
-    assert calls(ours, HTTPError("refused")) == 3
+    assert calls_of(ours, HTTPError("refused")) == 3
 
     def get(url: str, *, size: int = 1) -> bytes:
         return b""
@@ -416,15 +403,15 @@ def _(ours: str) -> None:
 @case("stamina.set_active(False)")
 def _(ours: str) -> None:
     with evaluated(ours):
-        assert calls("attempts=5", OSError()) == 1
-    assert calls("attempts=5", OSError()) == 5
+        assert calls_of("attempts=5", OSError()) == 1
+    assert calls_of("attempts=5", OSError()) == 5
 
 
 @case("stamina.set_testing(True, attempts=2)")
 def _(ours: str) -> None:
     few, fast = evaluated(ours)
     with few, fast:
-        assert calls("attempts=5, wait=[30]", OSError()) == 2
+        assert calls_of("attempts=5, wait=[30]", OSError()) == 2
 
 
 @case("stamina.instrumentation.set_on_retry_hooks([count])")
@@ -460,9 +447,6 @@ def _(ours: str) -> None:
     with rk.testing.no_retry():
         assert evaluated(ours, fn=Answer(OSError())) == 1
     assert evaluated(ours, fn=Answer(OSError())) == 4
-
-
-# ---- the rows of the guide -------------------------------------------------------------------------------------------
 
 
 def guide() -> dict[str, str]:

@@ -103,7 +103,7 @@ def test_clients_of_several_tenants_with_the_same_id_get_their_own_results(
         shown = folder.json("job", "show", "order-7", "--tenant", name)
         assert (shown["id"], shown["tenant_id"], shown["result"]["output"]["for"]) == ("order-7", name, name)
         assert {(one["work_id"], one["tenant_id"]) for one in shown["events"]} == {("order-7", name)}
-    assert folder.json("job", "show", "order-7")["tenant_id"] is None
+    assert folder.job("order-7")["tenant_id"] is None
     for words in (("job", "list"), ("job", "list", "--json"), ("audit", "tail", "--json"), ("audit", "tail")):
         assert "acme|order-7" not in folder(*words).out
 
@@ -114,9 +114,9 @@ def test_control_records_that_ignore_the_tenant_would_be_caught(folder: Folder) 
 
 
 def test_a_file_may_have_the_same_id_for_several_tenants(folder: Folder) -> None:
-    (folder.path / "tell.py").write_text(STEP)
+    folder.write("tell.py", STEP)
     lines = [_line("acme"), _line("bolt"), _line(None), _line("bolt")]
-    (folder.path / "work.jsonl").write_text("".join(lines))
+    folder.write("work.jsonl", "".join(lines))
     folder.go()
     process = folder.start("run", "work.jsonl", "--module", "tell", "--results", "results.jsonl", "--json")
     code, out, err = folder.ends(process)
@@ -136,23 +136,9 @@ def _line(tenant: str | None, **payload: object) -> str:
     return json.dumps({"assignment_id": "order-7", "request_id": "r", "job": job, **whose}) + "\n"
 
 
-def test_an_operator_names_the_tenant_of_a_job(folder: Folder) -> None:
-    for tenant in ("acme", "bolt"):
-        words = ("submit", "--type", "own.tell", "--id", "order-7", "--tenant", tenant)
-        assert folder(*words).out == "order-7\n"
-    absent = folder("job", "cancel", "order-7")
-    assert (absent.code, "--tenant" in absent.err) == (1, True)
-    cancelled = folder.json("job", "cancel", "order-7", "--tenant", "acme", "--because", "enough")
-    assert (cancelled["id"], cancelled["tenant_id"], cancelled["state"]) == ("order-7", "acme", "cancelled")
-    states = {one["tenant_id"]: one["state"] for one in folder.json("job", "list")["jobs"]}
-    assert states == {"acme": "cancelled", "bolt": "pending"}
-    waited = folder("submit", "--type", "own.tell", "--id", "order-7", "--tenant", "acme", "--wait", "--json")
-    assert [(one["tenant_id"], one["status"]) for one in waited.json["results"]] == [("acme", "cancelled")]
-
-
 def test_what_failed_for_one_tenant_is_requeued_for_it_alone(folder: Folder) -> None:
-    (folder.path / "tell.py").write_text(STEP)
-    (folder.path / "work.jsonl").write_text(_line("acme", fails=True) + _line("bolt", fails=True))
+    folder.write("tell.py", STEP)
+    folder.write("work.jsonl", _line("acme", fails=True) + _line("bolt", fails=True))
     folder.go()
     assert folder.ends(folder.start("run", "work.jsonl", "--module", "tell"))[0] == 1
     assert {one["tenant_id"] for one in folder.json("quarantine", "list")["items"]} == {"acme", "bolt"}

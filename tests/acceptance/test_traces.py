@@ -55,9 +55,9 @@ def receiver() -> Iterator[Receiver]:
 
 
 def prepare(folder: Folder, *assignments: dict[str, object]) -> None:
-    (folder.path / "reefknot.yaml").write_text(CONFIG)
-    (folder.path / "shop.py").write_text(STEPS)
-    (folder.path / "work.jsonl").write_text("".join(json.dumps(one) + "\n" for one in assignments))
+    folder.write("reefknot.yaml", CONFIG)
+    folder.write("shop.py", STEPS)
+    folder.write_lines("work.jsonl", *assignments)
     folder.set_variable("SHOP_SECRET", CANARY)
 
 
@@ -102,32 +102,24 @@ def test_the_spans_of_a_job_arrive_nested_below_the_span_of_its_caller(folder: F
     assert result["output"]["traceparent"] == f"00-{TRACE}-{attempts[-1].span_id}-01"
 
 
-def test_no_span_holds_a_secret_of_the_configuration_or_a_token(folder: Folder, receiver: Receiver) -> None:
+@pytest.mark.parametrize("is_secret", [True, False], ids=["secret", "control"])
+def test_no_span_holds_a_secret_of_the_configuration_or_a_token(
+    folder: Folder, receiver: Receiver, is_secret: bool
+) -> None:
+    """The control: the canary would be seen."""
     prepare(folder, flaky("a", failures=9), flaky(f"id-{CANARY}", failures=9))
+    if not is_secret:
+        folder.config.write_text(CONFIG.partition("\n")[2])
     folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-
     code, _, err = run(folder)
-
     assert code == 1, err
     jobs = receiver.named("reefknot.job own.flaky")
     assert [one.attributes["reefknot.outcome"] for one in jobs] == ["error", "error"]
     assert all(one.is_error and len(receiver.children(one)) == 4 for one in jobs)
     sent = b"".join(receiver.bodies)
     assert b"the shop refused" in sent  # else this would show nothing
-    assert CANARY.encode() not in sent
-    assert b"abcabc" not in sent
-    assert b"Traceback" not in sent
-
-
-def test_a_text_that_is_no_secret_of_the_configuration_is_sent(folder: Folder, receiver: Receiver) -> None:
-    """The control: the canary would be seen."""
-    prepare(folder, flaky("a", failures=9))
-    (folder.path / "reefknot.yaml").write_text(CONFIG.partition("\n")[2])
-    folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-
-    run(folder)
-
-    assert CANARY.encode() in b"".join(receiver.bodies)
+    assert (CANARY.encode() in sent) is not is_secret
+    assert (b"abcabc" in sent, b"Traceback" in sent) == (False, False)
 
 
 def test_a_job_goes_from_process_to_process_in_one_trace_and_on_to_the_server_it_calls(
@@ -144,8 +136,7 @@ def test_a_job_goes_from_process_to_process_in_one_trace_and_on_to_the_server_it
     client = folder.start("submit", "--type", "http.request", "--inputs", inputs, "--wait", "--timeout", "20")
     code, _, err = folder.ends(client)
     for part in (worker, router):
-        part.send_signal(SIGINT)
-        folder.ends(part)
+        folder.stop(part, SIGINT)
 
     assert code == 0, err
     (submitted,) = receiver.named("reefknot.submit http.request")
@@ -160,18 +151,16 @@ def test_a_job_goes_from_process_to_process_in_one_trace_and_on_to_the_server_it
 def test_the_attempts_of_two_workers_are_children_of_one_job(folder: Folder, receiver: Receiver) -> None:
     """The first worker makes the first attempt and goes away; the second one makes the second, and ends the job."""
     prepare(folder)
-    (folder.path / "reefknot.yaml").write_text(CONFIG.replace("base_delay_ms: 10", "base_delay_ms: 2000"))
+    folder.write("reefknot.yaml", CONFIG.replace("base_delay_ms: 10", "base_delay_ms: 2000"))
     folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     router, first = folder.part("router"), folder.part("worker", "--module", "shop", "--worker-id", "first")
     assert folder("submit", "--type", "own.flaky", "--inputs", '{"failures": 1}', "--id", "a").code == 0
-    until(lambda: bool(folder.json("job", "show", "a")["attempts"]))
-    first.send_signal(SIGINT)
-    folder.ends(first)
+    until(lambda: bool(folder.job("a")["attempts"]))
+    folder.stop(first, SIGINT)
     second = folder.part("worker", "--module", "shop", "--worker-id", "second")
-    until(lambda: bool(folder.json("job", "show", "a")["state"] == "succeeded"))
+    until(lambda: folder.state("a") == "succeeded")
     for part in (second, router):
-        part.send_signal(SIGINT)
-        folder.ends(part)
+        folder.stop(part, SIGINT)
 
     (job,) = receiver.named("reefknot.job own.flaky")
     attempts = receiver.children(job)
@@ -181,26 +170,19 @@ def test_the_attempts_of_two_workers_are_children_of_one_job(folder: Folder, rec
     assert job.attributes["reefknot.outcome"] == "recovered"
 
 
-def test_up_sends_its_spans_at_its_end(folder: Folder, receiver: Receiver) -> None:
+def test_up_sends_its_spans_at_its_end_and_commands_of_one_process_one_after_the_other(
+    folder: Folder, receiver: Receiver
+) -> None:
     prepare(folder)
     folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     system = folder.start("up", "--module", "shop")
-    assert folder("submit", "--type", "own.flaky", "--id", "a", "--wait", "--timeout", "30").code == 0
-    system.send_signal(SIGINT)
-    folder.ends(system)
-
-    (job,) = receiver.named("reefknot.job own.flaky")
-    assert [one.name for one in receiver.children(job)] == ["reefknot.attempt"] * 3
-
-
-def test_commands_of_one_process_send_their_spans_one_after_the_other(folder: Folder, receiver: Receiver) -> None:
-    prepare(folder)
-    folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     for name in ("a", "b"):
-        assert folder("submit", "--type", "own.flaky", "--id", name).code == 0
-
+        folder.submit("own.flaky", name, "--wait", "--timeout", "30")
+    folder.stop(system, SIGINT)
     sent = receiver.named("reefknot.submit own.flaky")
     assert [one.attributes["reefknot.job_id"] for one in sent] == ["a", "b"]
+    for job in receiver.named("reefknot.job own.flaky"):
+        assert [one.name for one in receiver.children(job)] == ["reefknot.attempt"] * 3
 
 
 def test_without_the_variables_nothing_is_sent_and_a_callers_traceparent_still_goes_to_the_server(

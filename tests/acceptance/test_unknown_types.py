@@ -1,13 +1,17 @@
-"""Work that was accepted, and a process that was started without the module: what is typed, and what becomes of it."""
+"""
+Work that was accepted, and a process that was started without the module: what is typed, and what becomes of it.
+
+A class of work that a step brings is found by a submitter that does not know the step.
+"""
 
 from __future__ import annotations
 
 import json
-import signal
+import subprocess
 
 import pytest
 
-from tests.acceptance.folder import CONFIG, PATIENCE_S, Folder, until
+from tests.acceptance.folder import CONFIG, Folder, until
 
 STEPS = """\
 import reefknot as rk
@@ -22,13 +26,9 @@ LONGER_THAN_A_MOMENT = ("--for", "4")
 
 
 def invoice(folder: Folder, *names: str) -> None:
-    (folder.path / "steps.py").write_text(STEPS)
+    folder.write("steps.py", STEPS)
     for name in names:
         assert folder("submit", "--type", "invoice.render", "--id", name).code == 0
-
-
-def state(folder: Folder, name: str) -> str:
-    return str(folder.json("job", "show", name)["state"])
 
 
 def up(folder: Folder, *words: str) -> str:
@@ -40,19 +40,25 @@ def up(folder: Folder, *words: str) -> str:
 
 def up_until_succeeded(folder: Folder, *names: str) -> None:
     process = folder.start("up", "--module", "steps")
-    until(lambda: all(state(folder, name) == "succeeded" for name in names))
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) == 143
+    until(lambda: folder.have_succeeded(*names))
+    assert folder.stop(process)[0] == 143
 
 
-def other_file(folder: Folder) -> str:
-    line = {"assignment_id": "mine", "request_id": "r", "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
-    (folder.path / "other.jsonl").write_text(json.dumps(line) + "\n")
-    return "other.jsonl"
+MINE = {"assignment_id": "mine", "request_id": "r", "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
+INVOICE = {"assignment_id": "i-1", "request_id": "r", "job": {"type": "invoice.render"}}
+WAITING = MINE | {"job": {"type": "own.wait", "payload": {"name": "mine"}}}
 
 
 def run(folder: Folder, *words: str) -> tuple[int, str, str]:
-    return folder.ends(folder.start("run", other_file(folder), *words))
+    folder.write_lines("other.jsonl", MINE)
+    return folder.ends(folder.start("run", "other.jsonl", *words))
+
+
+def run_that_waits(folder: Folder) -> subprocess.Popen[str]:
+    folder.write_lines("own.jsonl", WAITING)
+    process = folder.start("run", "own.jsonl", "--module", "naps")
+    until(lambda: folder.begun() == ["mine"])
+    return process
 
 
 @pytest.mark.parametrize("configured", [True, False], ids=["configured", "baseline"])
@@ -61,48 +67,42 @@ def test_a_start_without_the_module_leaves_the_backlog_to_one_with_it(folder: Fo
         (folder.path / "reefknot.yaml").unlink()
     invoice(folder, "i-1", "i-2")
     up(folder, *LONGER_THAN_A_MOMENT)
-    assert (state(folder, "i-1"), state(folder, "i-2")) == ("pending", "pending")
+    assert (folder.state("i-1"), folder.state("i-2")) == ("pending", "pending")
     up_until_succeeded(folder, "i-1", "i-2")
     assert sorted((folder.path / "rendered.txt").read_text().split()) == ["i-1", "i-2"]
 
 
-def test_a_run_of_another_file_leaves_the_jobs_of_others_and_says_so(folder: Folder) -> None:
+def test_a_run_of_another_file_leaves_the_jobs_of_others_and_with_all_it_runs_them(folder: Folder) -> None:
     invoice(folder, "i-1", "i-2")
-    read = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "theirs")
-    assert folder(*read).code == 0
+    folder.submit("fs.blob_get", "theirs", path="a.txt")
     code, out, err = run(folder)
     assert (code, out.partition(":")[2].strip()) == (0, "1 succeeded; 0 retries")
     assert "3 other jobs are open in this store and left to others: `reefknot up` or `run --all` runs them" in err
-    assert [state(folder, name) for name in ("i-1", "i-2", "theirs")] == ["pending"] * 3, "also what it could have run"
-    up_until_succeeded(folder, "i-1", "i-2", "theirs")
+    assert [folder.state(name) for name in ("i-1", "i-2", "theirs")] == ["pending"] * 3, "also what it could have run"
+    code, _, err = run(folder, "--all", "--module", "steps")
+    assert (code, "left to others" in err) == (0, False), err
+    assert folder.have_succeeded("i-1", "i-2", "theirs")
 
 
 def test_a_run_beside_a_system_leaves_its_jobs_to_it(folder: Folder) -> None:
     """The system sends nothing to the workers of the run, and the run is served by its own."""
     folder.part("router")
     folder.wait("theirs")
-    line = {"assignment_id": "mine", "request_id": "r", "job": {"type": "own.wait", "payload": {"name": "mine"}}}
-    (folder.path / "own.jsonl").write_text(json.dumps(line) + "\n")
-    process = folder.start("run", "own.jsonl", "--module", "naps")
-    until(lambda: folder.begun() == ["mine"])
-    read = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "read")
-    assert folder(*read).code == 0
+    process = run_that_waits(folder)
+    folder.submit("fs.blob_get", "read", path="a.txt")
     until(lambda: sum(one["pending"] for one in folder.json("router", "status")["routers"]) == 3)
     folder.go()
     code, _, err = folder.ends(process)
     assert code == 0, err
     assert "2 other jobs are open" in err
     assert folder.begun() == ["mine"]
-    assert {state(folder, "theirs"), state(folder, "read")} <= {"pending", "running"}, "its router holds them"
+    assert {folder.state("theirs"), folder.state("read")} <= {"pending", "running"}, "its router holds them"
     folder.part("worker", "--module", "naps")
-    until(lambda: state(folder, "theirs") == state(folder, "read") == "succeeded")
+    until(lambda: folder.have_succeeded("theirs", "read"))
 
 
 def test_a_run_does_not_count_as_a_system_for_what_others_submit(folder: Folder) -> None:
-    line = {"assignment_id": "mine", "request_id": "r", "job": {"type": "own.wait", "payload": {"name": "mine"}}}
-    (folder.path / "own.jsonl").write_text(json.dumps(line) + "\n")
-    process = folder.start("run", "own.jsonl", "--module", "naps")
-    until(lambda: folder.begun() == ["mine"])
+    process = run_that_waits(folder)
     read = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "read")
     waited = folder(*read, "--wait", "--timeout", "0.2")
     assert (waited.code, "no router and no worker is running on this store" in waited.err) == (75, True)
@@ -110,18 +110,10 @@ def test_a_run_does_not_count_as_a_system_for_what_others_submit(folder: Folder)
     assert folder.ends(process)[0] == 0
 
 
-def test_with_all_a_run_ends_when_no_job_is_open(folder: Folder) -> None:
-    invoice(folder, "i-1", "i-2")
-    code, _, err = run(folder, "--all", "--module", "steps")
-    assert code == 0, err
-    assert "left to others" not in err
-    assert (state(folder, "i-1"), state(folder, "i-2")) == ("succeeded", "succeeded")
-
-
 def test_a_run_whose_places_are_taken_by_jobs_of_others_says_so(folder: Folder) -> None:
-    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {max_queue_size: 2}\n")
-    read = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}')
-    assert [folder(*read, "--id", name).code for name in ("a", "b")] == [0, 0]
+    folder.configure("router: {max_queue_size: 2}\n")
+    for name in ("a", "b"):
+        folder.submit("fs.blob_get", name, path="a.txt")
     code, _, err = run(folder)
     assert code == 75
     assert "start `reefknot up`, or run all together with --all" in err
@@ -130,70 +122,84 @@ def test_a_run_whose_places_are_taken_by_jobs_of_others_says_so(folder: Folder) 
 
 def test_a_line_of_a_type_that_nobody_here_knows_is_refused_and_not_kept(folder: Folder) -> None:
     line = {"assignment_id": "odd", "request_id": "r", "job": {"type": "no.such"}}
-    (folder.path / "odd.jsonl").write_text(json.dumps(line) + "\n")
+    folder.write_lines("odd.jsonl", line)
     code, out, err = folder.ends(folder.start("run", "odd.jsonl"))
     assert (code, "1 rejected" in out) == (1, True)
     assert "odd.jsonl:1: job.type: 'no.such' is not known here; known: fs.blob_get" in err
     assert folder("job", "show", "odd").code == 1
 
 
-def test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_back(folder: Folder) -> None:
-    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 1}\n")
-    invoice(folder, "i-1")
-    process = folder.start("up")
-    waited = folder("submit", "--type", "invoice.render", "--id", "i-1", "--wait", "--json")
+TPU = CONFIG.replace("{v2: {enabled: true}}", "{v2: {enabled: true, resource_pools: {tpu: {max_concurrency: 1}}}}")
+
+
+@pytest.mark.parametrize(
+    ("modules", "resource_class", "error", "reason", "mended"),
+    [
+        ((), "cpu", "INVALID_INPUT", "no worker knows its type", CONFIG),
+        (("--module", "steps"), "tpu", "RESOURCE_UNAVAILABLE", "no worker has its class", TPU),
+    ],
+    ids=["type", "class"],
+)
+def test_what_nobody_knows_for_long_is_quarantined_with_its_answer_and_comes_back(
+    folder: Folder, modules: tuple[str, ...], resource_class: str, error: str, reason: str, mended: str
+) -> None:
+    folder.configure("router: {patience_seconds: 1}\n")
+    folder.write("steps.py", STEPS)
+    folder.write_lines("work.jsonl", INVOICE | {"resource_class": resource_class})
+    process = folder.start("up", *modules)
+    waited = folder("submit", "work.jsonl", "--wait", "--json")
     (result,) = waited.json["results"]
-    assert (waited.code, result["status"], result["error_code"]) == (1, "error", "INVALID_INPUT")
-    assert "'invoice.render' is not known here" in result["error_message"]
+    assert (waited.code, result["status"], result["error_code"]) == (1, "error", error)
+    assert modules or "'invoice.render' is not known here" in result["error_message"]
     assert "reefknot quarantine requeue i-1" in result["error_message"]
-    process.send_signal(signal.SIGTERM)
-    assert "1 quarantined" in folder.ends(process)[1]
+    assert "1 quarantined" in folder.stop(process)[1]
     (item,) = folder.json("quarantine", "list")["items"]
-    assert (item["id"], item["reason"], item["attempts"]) == ("i-1", "no worker knows its type", 0)
-
-    assert folder("quarantine", "requeue", "i-1").code == 0
-    up_until_succeeded(folder, "i-1")
-
-
-def test_what_has_a_class_that_nobody_has_is_quarantined_with_its_answer_and_comes_back(folder: Folder) -> None:
-    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 1}\n")
-    (folder.path / "steps.py").write_text(STEPS)
-    line = {"assignment_id": "i-1", "request_id": "r", "job": {"type": "invoice.render"}, "resource_class": "tpu"}
-    (folder.path / "tpu.jsonl").write_text(json.dumps(line) + "\n")
-    process = folder.start("up", "--module", "steps")
-    waited = folder("submit", "tpu.jsonl", "--wait", "--json")
-    (result,) = waited.json["results"]
-    assert (waited.code, result["status"], result["error_code"]) == (1, "error", "RESOURCE_UNAVAILABLE")
-    assert "then: reefknot quarantine requeue i-1" in result["error_message"]
-    process.send_signal(signal.SIGTERM)
-    assert "1 quarantined" in folder.ends(process)[1]
-    assert folder.json("quarantine", "show", "i-1")["reason"] == "no worker has its class"
-
-    pools = CONFIG.replace(
-        "{v2: {enabled: true}}", "{v2: {enabled: true, resource_pools: {tpu: {max_concurrency: 1}}}}"
-    )
-    (folder.path / "reefknot.yaml").write_text(pools)
+    assert (item["id"], item["reason"], item["attempts"]) == ("i-1", reason, 0)
+    folder.config.write_text(mended)
     assert folder("quarantine", "requeue", "i-1").code == 0
     up_until_succeeded(folder, "i-1")
 
 
 def test_what_was_queued_behind_a_slot_outlives_a_restart_without_the_module(folder: Folder) -> None:
     """A worker of the same name finds its old queue, and cannot run what is in it."""
-    (folder.path / "reefknot.yaml").write_text(CONFIG + "router: {patience_seconds: 2}\n")
+    folder.configure("router: {patience_seconds: 2}\n")
     names = [f"w-{n}" for n in range(6)]
     process = folder.up()
     for name in names:
         folder.wait(name)
-    until(lambda: len(folder.begun()) >= 4 and sum(one["pending"] for one in routers(folder)) == 6)
-    process.kill()
-    process.wait()
+    until(lambda: len(folder.begun()) >= 4)
+    until(lambda: sum(one["pending"] for one in folder.json("router", "status")["routers"]) == 6)
+    folder.kill(process)
     up(folder, "--for", "6")
-    assert {state(folder, name) for name in names} <= {"pending", "running"}
+    assert {folder.state(name) for name in names} <= {"pending", "running"}
     folder.go()
-    process = folder.up()
-    until(lambda: all(state(folder, name) == "succeeded" for name in names))
+    folder.up()
+    until(lambda: folder.have_succeeded(*names))
 
 
-def routers(folder: Folder) -> list[dict[str, int]]:
-    found: list[dict[str, int]] = folder.json("router", "status")["routers"]
-    return found
+MAIL = """\
+import reefknot as rk
+
+@rk.block("mail.send", resource_class="emails")
+async def send(inputs, context):
+    return {"sent": True}
+"""
+
+
+def test_a_submission_runs_in_the_class_of_its_step_and_a_misspelt_class_is_warned_of(folder: Folder) -> None:
+    folder.write("mail_steps.py", MAIL)
+    folder.part("router")
+    folder.part("worker", "--worker-id", "mail-1", "--module", "mail_steps")
+
+    assert folder("submit", "--type", "mail.send", "--id", "m-1", "--wait").code == 0
+    jobs = folder.json("job", "list", "--class", "emails")["jobs"]
+    assert [one["id"] for one in jobs] == ["m-1"]
+    (worker,) = folder.json("worker", "list")["workers"]
+    assert worker["classes"]["emails"]["capacity"] == 4
+
+    work = {"assignment_id": "m-2", "resource_class": "email", "job": {"type": "mail.send"}}
+    folder.write("work.json", json.dumps([work]))
+    misspelt = folder.start("submit", "work.json")
+    _, said = misspelt.communicate(timeout=60)
+    assert misspelt.returncode == 0
+    assert "no running worker has the class 'email'; did you mean 'emails'?" in said

@@ -6,9 +6,6 @@ Looking never migrates, a backup is the file as it is, and a migration keeps the
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ import pytest
 from reefknot.ingest.documents import VERSION as DOCUMENTS_VERSION
 from reefknot.stores.sqlite.connection import VERSION
 from tests.acceptance.folder import Folder, until
-from tests.warm_commands import WarmCommand
 
 NEWER = ("-m", "tests.acceptance.newer")
 LOOKS = (
@@ -37,10 +33,6 @@ LOOKS = (
 
 def newer(folder: Folder, *words: str) -> tuple[int, str, str]:
     return folder.ends(folder.start(*words, program=NEWER))
-
-
-def store_of(folder: Folder) -> Path:
-    return folder.path / ".reefknot" / "state.db"
 
 
 def version_of(path: Path) -> int:
@@ -65,13 +57,13 @@ def rows_of(path: Path) -> dict[str, list[Any]]:
 
 
 def copies(folder: Folder) -> list[str]:
-    return sorted(one.name for one in store_of(folder).parent.iterdir() if ".bak" in one.name)
+    return sorted(one.name for one in folder.store.parent.iterdir() if ".bak" in one.name)
 
 
 def run_one(folder: Folder, name: str) -> None:
     """Run one job to its end with this version."""
     line = {"assignment_id": name, "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
-    (folder.path / "work.jsonl").write_text(json.dumps(line) + "\n")
+    folder.write_lines("work.jsonl", line)
     done = folder("run", "work.jsonl")
     assert done.code == 0, done.err
 
@@ -88,11 +80,11 @@ def test_a_look_by_a_newer_version_leaves_the_running_system_as_it_is(used: Fold
     for words in LOOKS:
         code, out, err = newer(used, *words)
         assert code == 0, (words, out, err)
-    assert version_of(store_of(used)) == VERSION
+    assert version_of(used.store) == VERSION
     code, _, err = newer(used, "job", "cancel", "nothing")
     assert code in (1, 78), err
     used.nap("after", 0)
-    until(lambda: bool(used.json("job", "show", "after")["state"] == "succeeded"))
+    until(lambda: used.state("after") == "succeeded")
     assert system.poll() is None, "the older system goes on"
     assert copies(used) == []
 
@@ -100,19 +92,18 @@ def test_a_look_by_a_newer_version_leaves_the_running_system_as_it_is(used: Fold
 def test_the_control_a_look_that_migrates_locks_the_older_version_out(used: Folder) -> None:
     used.set_variable("LOOKS_MIGRATE", "1")
     assert newer(used, "job", "list")[0] == 0
-    assert version_of(store_of(used)) == VERSION + 1
-    assert used("job", "list").code == 78
+    assert (version_of(used.store), used("job", "list").code) == (VERSION + 1, 78)
 
 
 def test_a_look_that_cannot_read_an_older_store_says_what_to_run_and_changes_nothing(used: Folder) -> None:
-    before = {one.name: one.read_bytes() for one in store_of(used).parent.iterdir()}
+    before = {one.name: one.read_bytes() for one in used.store.parent.iterdir()}
     for words in (*LOOKS, ("job", "cancel", "done"), ("submit", "--type", "own.nap"), ("store", "compact")):
         code, _, err = newer(used, *words)
         if words != ("doctor",):
             assert code == 78, (words, err)
             assert f"it has version {VERSION}" in err
             assert "reefknot store migrate" in err
-    assert {one.name: one.read_bytes() for one in store_of(used).parent.iterdir()} == before
+    assert {one.name: one.read_bytes() for one in used.store.parent.iterdir()} == before
     code, out, _ = newer(used, "doctor")
     assert code == 0
     assert "store migrate" in out
@@ -122,14 +113,14 @@ def test_a_backup_of_an_older_and_of_a_newer_store_is_the_store_as_it_is(used: F
     code, _, err = newer(used, "store", "backup", "old.db")
     assert code == 0, err
     assert f"version {VERSION}" in err
-    assert version_of(used.path / "old.db") == version_of(store_of(used)) == VERSION
-    assert rows_of(used.path / "old.db") == rows_of(store_of(used))
+    assert version_of(used.path / "old.db") == version_of(used.store) == VERSION
+    assert rows_of(used.path / "old.db") == rows_of(used.store)
 
     assert newer(used, "store", "migrate")[0] == 0
     done = used("store", "backup", "new.db")
     assert done.code == 0, done.err
     assert version_of(used.path / "new.db") == VERSION + 1
-    assert rows_of(used.path / "new.db") == rows_of(store_of(used))
+    assert rows_of(used.path / "new.db") == rows_of(used.store)
     assert used("job", "list").code == 78, "this version does not read a newer one"
 
 
@@ -137,11 +128,9 @@ def test_an_upgrade_keeps_the_file_as_it_was_and_a_rollback_is_a_move(used: Fold
     """The old system was killed, so that its last writes are in the log beside the file."""
     system = used.up()
     used.nap("last", 0)
-    until(lambda: bool(used.json("job", "show", "last")["state"] == "succeeded"))
-    assert isinstance(system, WarmCommand)
-    os.kill(system.pid, signal.SIGKILL)
-    system.wait()
-    store = store_of(used)
+    until(lambda: used.state("last") == "succeeded")
+    used.kill(system)
+    store = used.store
     assert (store.parent / "state.db-wal").stat().st_size > 0
 
     code, _, err = newer(used, "up", "--for", "0.1")
@@ -157,13 +146,13 @@ def test_an_upgrade_keeps_the_file_as_it_was_and_a_rollback_is_a_move(used: Fold
     for name in ("state.db", "state.db-wal", "state.db-shm"):  # the rollback, as the runbook says
         (store.parent / name).unlink(missing_ok=True)
     (store.parent / f"state.db.v{VERSION}.bak").rename(store)
-    assert used.json("job", "show", "last")["state"] == "succeeded", "what was in the log is in the copy"
+    assert used.state("last") == "succeeded", "what was in the log is in the copy"
     assert used("audit", "verify").code == 0
     run_one(used, "again")
 
 
 def test_a_second_upgrade_keeps_both_copies_and_a_sixth_is_refused_by_name(used: Folder) -> None:
-    store, kept = store_of(used), store_of(used).parent / f"state.db.v{VERSION}.bak"
+    store, kept = used.store, used.store.parent / f"state.db.v{VERSION}.bak"
     for number in range(1, 7):
         code, _, err = newer(used, "store", "migrate")
         if number == 6:

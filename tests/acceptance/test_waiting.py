@@ -13,10 +13,10 @@ import subprocess
 import sys
 from typing import Any
 
-from tests.acceptance.folder import CONFIG, HOLD, Folder, until
+from tests.acceptance.folder import CONFIG, MODULE, Folder, until
 
 STEPS = (
-    HOLD
+    MODULE
     + """
 from types import SimpleNamespace
 
@@ -32,7 +32,7 @@ async def limited(inputs, context):
 
 @rk.idempotent(key=lambda order: order, mode="retry", name="charge", wait=300)
 async def charge(order):
-    return await hold({}, type("Context", (), {"assignment_id": "charged"}))
+    return await wait({"name": "charged"}, None)
 
 @rk.block("own.charge")
 async def charge_once(inputs, context):
@@ -49,13 +49,12 @@ POLICY = (
 
 
 def prepared(folder: Folder) -> None:
-    (folder.path / "reefknot.yaml").write_text(POLICY)
-    (folder.path / "waits.py").write_text(STEPS)
+    folder.write("reefknot.yaml", POLICY)
+    folder.write("naps.py", STEPS)
 
 
 def submit(folder: Folder, kind: str, name: str, *words: str) -> None:
-    done = folder("submit", "--type", kind, "--id", name, "--timeout-ms", "600000", *words)
-    assert done.code == 0, done.err
+    folder.submit(kind, name, "--timeout-ms", "600000", *words, name=name)
 
 
 def waits(folder: Folder, name: str, *words: str) -> str:
@@ -78,27 +77,26 @@ def waits_for(folder: Folder, name: str, code: str, *words: str) -> str:
 
 
 def worker(folder: Folder, *words: str) -> subprocess.Popen[str]:
-    return folder.part("worker", "--module", "waits", *words)
+    return folder.part("worker", "--module", "naps", *words)
 
 
 def test_a_job_says_which_part_of_the_system_it_waits_for(folder: Folder) -> None:
     prepared(folder)
-    submit(folder, "own.hold", "first")
+    submit(folder, "own.wait", "first")
     assert waits(folder, "first") == "no_system"
 
     alone = worker(folder)
     assert waits_for(folder, "first", "no_router") == "no router is running, so no worker is given this job"
     assert "no router is running" in folder("job", "list").out
-    alone.send_signal(signal.SIGTERM)
-    folder.ends(alone)
+    folder.stop(alone)
 
     folder.part("router")
     waits_for(folder, "first", "no_worker")
     worker(folder)
     until(lambda: "first" in folder.begun())
     submit(folder, "own.unheard", "mistyped")
-    line = {"assignment_id": "elsewhere", "job": {"type": "own.hold"}, "resource_class": "tpu"}
-    (folder.path / "tpu.jsonl").write_text(json.dumps(line))
+    line = {"assignment_id": "elsewhere", "job": {"type": "own.wait"}, "resource_class": "tpu"}
+    folder.write("tpu.jsonl", json.dumps(line))
     assert folder("submit", "tpu.jsonl").code == 0
     assert "knows the type own.unheard" in waits_for(folder, "mistyped", "no_type")
     assert "the class tpu" in waits_for(folder, "elsewhere", "no_class")
@@ -108,13 +106,13 @@ def test_a_job_says_what_holds_it_up_at_a_worker_that_runs(folder: Folder) -> No
     prepared(folder)
     folder.part("router")
     worker(folder)
-    submit(folder, "own.hold", "first")
+    submit(folder, "own.wait", "first")
     until(lambda: "first" in folder.begun())
     for name in ("second", "third"):
-        submit(folder, "own.hold", name)
+        submit(folder, "own.wait", name)
         waits_for(folder, name, "pool_full")
     until(lambda: "and 1 job is ahead of it" in waits_for(folder, "third", "pool_full"))
-    submit(folder, "own.hold", "tomorrow", "--in", "24h")
+    submit(folder, "own.wait", "tomorrow", "--in", "24h")
     assert waits_for(folder, "tomorrow", "scheduled") == "it is scheduled for later and is due in 24 h"
 
     assert folder("worker", "pause").code == 0
@@ -156,7 +154,7 @@ def test_a_frozen_worker_holds_its_job_until_its_lease_ends(folder: Folder) -> N
     prepared(folder)
     folder.part("router")
     frozen = worker(folder)
-    submit(folder, "own.hold", "held")
+    submit(folder, "own.wait", "held")
     until(lambda: "held" in folder.begun())
     until(lambda: frozen_between_writes(folder, frozen))
     try:

@@ -136,7 +136,7 @@ print(json.dumps([get(number) for number in orders]))
 @pytest.fixture
 def shop(folder: Folder) -> Folder:
     """A router and two workers that know the step of the shop."""
-    (folder.path / "confirmations.py").write_text(STEPS)
+    folder.write("confirmations.py", STEPS)
     folder.part("router")
     for name in ("one", "two"):
         folder.part("worker", "--worker-id", name, "--module", "confirmations")
@@ -227,8 +227,7 @@ def test_a_served_application_finds_each_of_its_jobs_which_end_once(
         assert get(len(orders))[0] == 404
         wait_for_all(shop, orders)
         each_ended_once(shop, orders, list(callers.map(get, orders)))
-    server.terminate()
-    code, _, err = shop.ends(server)
+    code, _, err = shop.stop(server)
     assert code in (0, -signal.SIGTERM), err  # uvicorn ends in order, and then by the signal it got
 
 
@@ -239,8 +238,8 @@ def test_an_application_under_its_test_client_finds_each_of_its_jobs_which_end_o
     shop: Folder, orders: range, guide: str, client: str
 ) -> None:
     write_guide(shop, guide)
-    (shop.path / "shop_client.py").write_text(client)
-    (shop.path / "drive.py").write_text(DRIVER)
+    shop.write("shop_client.py", client)
+    shop.write("drive.py", DRIVER)
     shop.set_variable("DJANGO_SETTINGS_MODULE", "shop.settings")
     web = shop.start(str(len(orders)), program=("drive.py",), stdin=subprocess.PIPE)
     assert web.stdout is not None
@@ -266,7 +265,7 @@ def test_a_full_queue_is_answered_with_the_time_to_come_back(folder: Folder, nam
         for path, text in example_files(name).items():
             (folder.path / path).parent.mkdir(parents=True, exist_ok=True)
             (folder.path / path).write_text(text)
-    (folder.path / "full.py").write_text(FULL_QUEUES[name])
+    folder.write("full.py", FULL_QUEUES[name])
     folder.set_variable("DJANGO_SETTINGS_MODULE", "shop.settings")
     code, out, err = folder.ends(folder.start(program=("full.py",)))
     assert code == 0, err

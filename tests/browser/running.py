@@ -139,6 +139,13 @@ class RunningSystem:
         self.ask("/jobs", {"assignment_id": name, "request_id": f"r-{name}", "job": job, **more})
         return name
 
+    def quarantined(self, name: str, text: str, tenant: str | None = None) -> str:
+        """Submit a job that fails with this text, and wait for its end in quarantine."""
+        of_tenant = {} if tenant is None else {"tenant": tenant}
+        self.submit(name, "own.broken", {"text": text}, **({} if tenant is None else {"tenant_id": tenant}))
+        self.ended(name, "quarantined", **of_tenant)
+        return name
+
     def job(self, name: str, **asked: str) -> dict[str, Any]:
         found: dict[str, Any] = self.ask(f"/jobs/{quote(name, safe='')}", **asked)
         return found

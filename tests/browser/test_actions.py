@@ -27,6 +27,12 @@ def confirmed(page: Page, *, because: str = "") -> str:
     return answer.inner_text()
 
 
+def act(page: Page, action: str, *, because: str = "") -> str:
+    """Click the button of an action and confirm it; the text of the answer."""
+    page.click(f"button[data-act^='{action}']")
+    return confirmed(page, because=because)
+
+
 def audited(system: RunningSystem, action: str, **fields: Any) -> None:
     """Wait for the audit event of an action, which may come with the next write."""
     until(lambda: any(fields.items() <= {**one, **(one["details"] or {})}.items() and one["action"] == action
@@ -63,8 +69,7 @@ def test_a_group_is_requeued_with_its_count_before(system: RunningSystem, visit:
 
 def test_the_actions_of_a_group_keep_to_the_filter_of_the_page(system: RunningSystem, visit: Visit) -> None:
     for number, tenant in enumerate(("acme", "globex", "globex")):
-        system.submit(f"shared-{number}", "own.broken", {"text": "the shared cause"}, tenant_id=tenant)
-        system.ended(f"shared-{number}", "quarantined", tenant=tenant)
+        system.quarantined(f"shared-{number}", "the shared cause", tenant)
     page = visit().goto("/quarantine?tenant=globex&error=the+shared+cause")
     assert page.inner_text("td[data-name=Jobs]") == "2"
     page.click("button[data-act^='Discard the group']")
@@ -77,18 +82,27 @@ def test_the_actions_of_a_group_keep_to_the_filter_of_the_page(system: RunningSy
 
 
 def test_a_job_is_edited_and_requeued(system: RunningSystem, visit: Visit) -> None:
-    system.submit("odd-order", "own.broken", {"text": "no such customer"}, tenant_id="acme")
-    system.ended("odd-order", "quarantined", tenant="acme")
-    page = visit().goto("/quarantine/odd-order?tenant=acme")
+    """A key that is there twice is refused, and a long number is not rounded."""
+    system.quarantined("odd-order", "no such customer", "acme")
+    window = visit()
+    window.expected = "Failed to load resource"
+    page = window.goto("/quarantine/odd-order?tenant=acme")
     page.fill("#payload", '{"text": ')
     page.click("button[data-edit]")
     assert "not JSON" in page.inner_text("#payload-problem")
     assert page.get_attribute("#payload", "aria-invalid") == "true"
+    page.fill("#payload", '{"text": "", "text": "which of them?"}')
+    page.click("button[data-edit]")
+    page.wait_for_selector("#act-problem:visible")
+    assert "twice" in page.inner_text("#act-problem")
+    page.keyboard.press("Escape")
 
-    page.fill("#payload", '{"text": ""}')
+    page.fill("#payload", '{"text": "", "account": 12345678901234567891}')
     page.click("button[data-edit]")
     page.wait_for_selector("#act[open] pre")
-    assert '-  "text": "no such customer"' in page.inner_text("#act pre")
+    edited = page.inner_text("#act pre")
+    assert '-  "text": "no such customer"' in edited
+    assert '"account": 12345678901234567891' in edited
     told = confirmed(page, because="the customer was renamed")
     assert "job odd-order~2" in told
     page.wait_for_url("**/work/odd-order~2?tenant=acme")
@@ -100,39 +114,14 @@ def test_a_job_is_edited_and_requeued(system: RunningSystem, visit: Visit) -> No
 
 def test_an_action_on_a_quarantined_job_ends_on_the_story_of_that_job(system: RunningSystem, visit: Visit) -> None:
     """A slash in an id, and a page whose job is in quarantine no longer."""
-    system.submit("receipt/12", "own.broken", {"text": "paid twice"})
-    system.ended("receipt/12", "quarantined")
+    system.quarantined("receipt/12", "paid twice")
     window = visit()
     page = window.goto("/quarantine/receipt%2F12")
-    page.click("button[data-act^='Discard']")
-    assert "audited as quarantine.discard" in confirmed(page, because="the bank took it back")
+    assert "audited as quarantine.discard" in act(page, "Discard", because="the bank took it back")
     page.wait_for_url("**/work/receipt%2F12")
     page.wait_for_selector(".state:text('discarded')")
-
     page = window.goto("/quarantine/receipt%2F12")
     assert page.url.endswith("/work/receipt%2F12")
-
-
-def test_a_typed_payload_arrives_as_it_was_typed(system: RunningSystem, visit: Visit) -> None:
-    """A key that is there twice is refused, and a long number is not rounded."""
-    system.submit("long-number", "own.broken", {"text": "no such account"})
-    system.ended("long-number", "quarantined")
-    window = visit()
-    window.expected = "Failed to load resource"
-    page = window.goto("/quarantine/long-number")
-    page.fill("#payload", '{"text": "", "text": "which of them?"}')
-    page.click("button[data-edit]")
-    page.wait_for_selector("#act-problem:visible")
-    assert "twice" in page.inner_text("#act-problem")
-    page.keyboard.press("Escape")
-
-    page.fill("#payload", '{"text": "", "account": 12345678901234567891}')
-    page.click("button[data-edit]")
-    page.wait_for_selector("#act[open] pre")
-    assert '"account": 12345678901234567891' in page.inner_text("#act pre")
-    confirmed(page)
-    page.wait_for_url("**/work/long-number~2")
-    page.wait_for_selector("#main")
 
 
 def test_the_effect_of_an_action_needs_no_live_stream(system: RunningSystem, visit: Visit) -> None:
@@ -143,16 +132,16 @@ def test_the_effect_of_an_action_needs_no_live_stream(system: RunningSystem, vis
     window.expected = "Failed to load resource"
     window.page.route("**/live?*", lambda route: route.abort())
     page = window.goto("/work/no-stream")
-    page.click("button[data-act^='Cancel job']")
-    confirmed(page, because="nobody waits for it")
+    act(page, "Cancel job", because="nobody waits for it")
     page.wait_for_selector(".page-head .state:text('cancelled')")
-
     page = window.goto("/workers")
-    worker = system.ask("/workers")["workers"][0]["worker_id"]
     for verb, state in (("Pause", "paused"), ("Resume", "running")):
-        page.click(f"button[data-act='{verb} worker {worker}']")
-        confirmed(page)
+        act(page, f"{verb} worker {worker_of(system)}")
         page.wait_for_selector(f".named .state:text('{state}')")
+
+
+def worker_of(system: RunningSystem) -> str:
+    return str(system.ask("/workers")["workers"][0]["worker_id"])
 
 
 def test_the_focus_stays_among_the_rows_when_one_of_them_leaves(system: RunningSystem, visit: Visit) -> None:
@@ -178,8 +167,7 @@ def test_the_focus_stays_among_the_rows_when_one_of_them_leaves(system: RunningS
 
 
 def test_a_job_is_discarded_only_with_a_reason(system: RunningSystem, visit: Visit) -> None:
-    system.submit("withdrawn", "own.broken", {"text": "withdrawn by the customer"})
-    system.ended("withdrawn", "quarantined")
+    system.quarantined("withdrawn", "withdrawn by the customer")
     page = visit().goto("/work/withdrawn", live=True)
     page.click("button[data-act^='Discard']")
     page.wait_for_selector("#act-go:enabled")
@@ -187,7 +175,6 @@ def test_a_job_is_discarded_only_with_a_reason(system: RunningSystem, visit: Vis
     page.click("#act-go")
     assert page.evaluate("document.querySelector('#act').open")
     assert system.job("withdrawn")["state"] == "quarantined"
-
     confirmed(page, because="the customer took it back")
     page.wait_for_selector(".state:text('discarded')")
     audited(system, "quarantine.discard", reason="the customer took it back")
@@ -199,57 +186,45 @@ def test_a_running_job_is_cancelled(system: RunningSystem, visit: Visit, name: s
     system.submit(name, "own.nap", {"seconds": 600})
     page = visit().goto(path, live=True)
     page.wait_for_selector(".state:text('running')")
-    page.click("button[data-act^='Cancel job']")
-    told = confirmed(page, because="nobody waits for it")
-    assert "running → cancelled" in told
+    assert "running → cancelled" in act(page, "Cancel job", because="nobody waits for it")
     page.wait_for_selector(".state:text('cancelled')")
     audited(system, "job.cancel", subject=name)
-    page.click("button[data-act^='Retry job']")
-    confirmed(page)
+    act(page, "Retry job")
     until(lambda: system.ask("/jobs/", job=name)["state"] in ("pending", "running"))
     system.ask("/jobs//cancel", {}, job=name)
 
 
-def test_a_worker_is_drained_and_resumed(system: RunningSystem, visit: Visit) -> None:
-    page = visit().goto("/workers", live=True)
-    worker = system.ask("/workers")["workers"][0]["worker_id"]
+def test_a_worker_is_drained_and_resumed_and_a_page_that_is_loaded_again_shows_no_older_state(
+    system: RunningSystem, visit: Visit
+) -> None:
+    window, worker = visit(), worker_of(system)
+    page = window.goto("/workers", live=True)
     page.click(f"button[data-act='Drain worker {worker}']")
     assert page.inner_text("#act-cli code") == f"reefknot worker drain {worker}"
     assert "the only worker that runs" in page.inner_text("#act-effect")
     confirmed(page)
     page.wait_for_selector(".state:text('draining'), .state:text('drained')")
     audited(system, "worker.drain", subject=worker)
-    page.click(f"button[data-act='Resume worker {worker}']")
-    confirmed(page)
+    act(page, f"Resume worker {worker}")
     page.wait_for_selector(".named .state:text('running')")
-
-
-def test_a_page_that_is_loaded_again_after_an_action_shows_no_older_state(system: RunningSystem, visit: Visit) -> None:
-    window, worker = visit(), system.ask("/workers")["workers"][0]["worker_id"]
-    page = window.goto("/workers", live=True)
     for verb, state in (("Pause", "paused"), ("Resume", "running")):
-        page.click(f"button[data-act='{verb} worker {worker}']")
-        confirmed(page)
+        act(page, f"{verb} worker {worker}")
         page = window.goto("/workers", live=True)
         assert page.inner_text(".named .state") == state
 
 
 def test_a_source_is_paused_and_resumed(system: RunningSystem, visit: Visit) -> None:
     page = visit().goto("/sources", live=True)
-    page.click("button[data-act='Pause source notes']")
-    confirmed(page, because="the disk is being moved")
+    act(page, "Pause source notes", because="the disk is being moved")
     page.wait_for_selector("tr[data-key='source/notes'] .state:text('paused')")
     audited(system, "source.pause", subject="notes")
-    page.click("button[data-act='Resume source notes']")
-    confirmed(page)
+    act(page, "Resume source notes")
     page.wait_for_selector("tr[data-key='source/notes'] button[data-act='Pause source notes']")
-    page.click("button[data-act='Run schedule nightly now']")
-    assert "schedule.run" in confirmed(page)
+    assert "schedule.run" in act(page, "Run schedule nightly now")
 
 
 def test_a_refused_action_says_why_and_keeps_the_dialog(system: RunningSystem, visit: Visit) -> None:
-    system.submit("gone-meanwhile", "own.broken", {"text": "gone meanwhile"})
-    system.ended("gone-meanwhile", "quarantined")
+    system.quarantined("gone-meanwhile", "gone meanwhile")
     window = visit()
     window.expected = "Failed to load resource"
     page = window.goto("/quarantine/gone-meanwhile")

@@ -10,50 +10,44 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from tests.browser.running import MODULE, MOST_MS, OPERATOR, PATIENCE_S, READER, RunningSystem, Watched, until
 
 
-def test_the_printed_address_logs_in_and_its_token_is_nowhere_afterwards(
-    browser: Browser, system: RunningSystem
-) -> None:
+@pytest.fixture
+def stranger(browser: Browser) -> Iterator[Page]:
+    """A window without a login."""
     context = browser.new_context()
     context.set_default_timeout(MOST_MS)
-    page, asked = context.new_page(), []
+    yield context.new_page()
+    context.close()
+
+
+def test_the_printed_address_logs_in_and_its_token_is_nowhere_afterwards(stranger: Page, system: RunningSystem) -> None:
+    page, asked = stranger, list[tuple[str, str]]()
     page.on("request", lambda request: asked.append((request.url, request.headers.get("referer", ""))))
-    try:
-        page.goto(f"{system.url}/policies#token={OPERATOR}")
-        page.wait_for_url(f"{system.url}/policies")
-
-        assert OPERATOR not in page.url
-        assert not [one for one in asked if OPERATOR in one[0].partition("#")[0] + one[1]]
-        assert page.evaluate("document.cookie") == ""
-        page.go_back()
-        assert OPERATOR not in page.url
-        (cookie,) = context.cookies()
-        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
-        assert OPERATOR not in cookie["value"]
-    finally:
-        context.close()
+    page.goto(f"{system.url}/policies#token={OPERATOR}")
+    page.wait_for_url(f"{system.url}/policies")
+    assert OPERATOR not in page.url
+    assert not [one for one in asked if OPERATOR in one[0].partition("#")[0] + one[1]]
+    assert page.evaluate("document.cookie") == ""
+    page.go_back()
+    assert OPERATOR not in page.url
+    (cookie,) = page.context.cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    assert OPERATOR not in cookie["value"]
 
 
-def test_a_wrong_token_is_told_and_can_be_corrected(browser: Browser, system: RunningSystem) -> None:
-    context = browser.new_context()
-    context.set_default_timeout(MOST_MS)
-    page = context.new_page()
-    try:
-        page.goto(f"{system.url}/#token=wrong-token-of-yesterday")
-        page.wait_for_selector("#problem:not(:empty)")
-        assert "is not accepted" in page.inner_text("#problem")
-        assert "wrong-token" not in page.url
-
-        page.fill("input[name=token]", OPERATOR)
-        page.fill("input[name=name]", "Ada")
-        page.click("button[type=submit]")
-        page.wait_for_url(f"{system.url}/")
-    finally:
-        context.close()
+def test_a_wrong_token_is_told_and_can_be_corrected(stranger: Page, system: RunningSystem) -> None:
+    stranger.goto(f"{system.url}/#token=wrong-token-of-yesterday")
+    stranger.wait_for_selector("#problem:not(:empty)")
+    assert "is not accepted" in stranger.inner_text("#problem")
+    assert "wrong-token" not in stranger.url
+    stranger.fill("input[name=token]", OPERATOR)
+    stranger.fill("input[name=name]", "Ada")
+    stranger.click("button[type=submit]")
+    stranger.wait_for_url(f"{system.url}/")
 
 
 # ---- another site ----------------------------------------------------------------------------------------------------
@@ -90,74 +84,28 @@ class Unheard(list[str]):
         return
 
 
-@pytest.fixture
-def other_site(system: RunningSystem) -> Iterator[Callable[[str], str]]:
-    """Another site on this machine, so that its requests are of the same site and yet of another origin."""
-    job = ""
+class OtherSite:
+    """
+    A server on another port of this host: its requests are of the same site and yet of another origin.
 
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = ATTACK.format(url=system.url, job=job).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(body)
+    Browsers send it the cookies of all ports, and it replays them.
+    """
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the library's
-            """Nothing: a test prints nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-
-    def address(of_job: str) -> str:
-        nonlocal job
-        job = of_job
-        return f"http://127.0.0.1:{server.server_port}/"
-
-    yield address
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def test_a_page_of_another_origin_gets_nothing_out_of_a_session(
-    visit: Callable[..., Watched], system: RunningSystem, other_site: Callable[[str], str]
-) -> None:
-    """`SameSite` alone would not help here: another port of this machine is the same site."""
-    job = system.submit("not-yours", "no.such.block")
-    window = visit(shared=False)
-    window.complaints = Unheard()  # that the browser complains is right here
-    page = window.page
-    page.goto(other_site(job))
-    page.wait_for_function("window.results.includes('done')")
-    results = page.evaluate("window.results")
-
-    assert len(results) == 5
-    assert [one for one in results if one not in ("refused", "done") and not one.endswith(" opaque 0")] == []
-    assert not [one for one in system.actions() if one["subject"] == job]
-
-
-# ---- another server of this machine ----------------------------------------------------------------------------------
-
-
-class Eavesdropper:
-    """A server on another port of this host: browsers send it the cookies of all ports, and it replays them."""
-
-    def __init__(self) -> None:
+    def __init__(self, shown: str = "a harmless page") -> None:
         cookies = self.cookies = list[str]()
 
-        class Page(BaseHTTPRequestHandler):
+        class Answering(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 cookies.extend(self.headers.get_all("Cookie", []))
                 self.send_response(200)
+                self.send_header("Content-Type", "text/html")
                 self.end_headers()
-                self.wfile.write(b"a harmless page")
+                self.wfile.write(shown.encode())
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the library's
                 """Nothing: a test prints nothing."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
 
     def __enter__(self) -> Self:
@@ -185,11 +133,27 @@ class Eavesdropper:
             connection.close()
 
 
+def test_a_page_of_another_origin_gets_nothing_out_of_a_session(
+    visit: Callable[..., Watched], system: RunningSystem
+) -> None:
+    """`SameSite` alone would not help here: another port of this machine is the same site."""
+    job = system.submit("not-yours", "no.such.block")
+    window = visit(shared=False)
+    window.complaints = Unheard()  # that the browser complains is right here
+    with OtherSite(ATTACK.format(url=system.url, job=job)) as other:
+        window.page.goto(other.url)
+        window.page.wait_for_function("window.results.includes('done')")
+        results = window.page.evaluate("window.results")
+    assert len(results) == 5
+    assert [one for one in results if one not in ("refused", "done") and not one.endswith(" opaque 0")] == []
+    assert not [one for one in system.actions() if one["subject"] == job]
+
+
 def gained(system: RunningSystem, browser: Browser, job: str) -> list[str]:
     """Everything that another server gets with the cookies of somebody who is logged in here and visits it."""
     window = Watched(browser, system, "operator")
     window.complaints = Unheard()
-    with Eavesdropper() as other:
+    with OtherSite() as other:
         window.page.goto(other.url)
         looks = ("/", "/work", f"/work/{job}", f"/quarantine/{job}", "/api/v1/jobs", "/live?view=work", "/metrics")
         actions = (f"/api/v1/jobs/{job}/cancel", "/api/v1/workers/drain", "/api/v1/jobs/retry", "/logout")

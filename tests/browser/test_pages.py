@@ -1,4 +1,8 @@
-"""Every page in a real browser, while a system in another process runs work."""
+"""
+Every page in a real browser, while a system in another process runs work.
+
+At the end the page of one job: its timeline, its payload and result, and who did what with it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from reefknot.console.dashboard.security import CONTENT_POLICY
-from tests.browser.running import OPERATOR, RunningSystem, Watched
+from tests.browser.running import OPERATOR, RunningSystem, Watched, until
+from tests.browser.test_actions import act
 
 Visit = Callable[..., Watched]
 
@@ -107,6 +112,7 @@ def test_a_page_follows_the_work_and_keeps_focus_scroll_and_open_details(worked:
 
 def test_a_phone_shows_the_first_row_and_folds_the_filter(worked: RunningSystem, visit: Visit) -> None:
     window = visit(viewport={"width": 360, "height": 740})
+    window.expected = "400"
     for path in ("/work", "/audit"):
         page = window.goto(path, live=True)
         assert not page.locator("form.filter").is_visible()
@@ -118,10 +124,11 @@ def test_a_phone_shows_the_first_row_and_folds_the_filter(worked: RunningSystem,
     assert page.evaluate("document.activeElement.name") == "type"
     page = window.goto("/work?since=yesterday")
     assert page.locator("input[name=since]").is_visible(), "an error is never folded away"
-    window.expected = "400"
     page.set_viewport_size({"width": 1280, "height": 900})
-    page = window.goto("/work")
-    assert page.locator("form.filter").is_visible()
+    assert window.goto("/work").locator("form.filter").is_visible()
+    page = visit(viewport={"width": 360, "height": 740}, java_script_enabled=False).goto("/work")
+    assert page.locator("tbody tr").count() >= 5, "it reads fine without a script"
+    assert page.locator("noscript span").is_visible()
 
 
 def test_what_if_knows_the_blocks_of_running_systems(worked: RunningSystem, visit: Visit) -> None:
@@ -142,9 +149,7 @@ def test_a_source_has_a_page(worked: RunningSystem, visit: Visit) -> None:
     page.click("text=notes")
     page.wait_for_url("**/sources/notes")
     page.wait_for_selector("#live-state[data-state=live]")
-    page.click("button[data-act='Sync notes now']")
-    page.wait_for_selector("#act-go:enabled")
-    page.click("#act-go")
+    act(page, "Sync notes now")
     page.wait_for_selector(".tile:has-text('document') b:text-is('1')")
     assert "notes" in page.locator("dl.facts dd", has_text="notes").first.inner_text()
 
@@ -173,8 +178,9 @@ def test_a_text_that_somebody_types_survives_updates(worked: RunningSystem, visi
 
 
 def test_a_filter_is_in_the_address_and_a_bad_one_is_told_beside_its_field(worked: RunningSystem, visit: Visit) -> None:
+    """And what is not there says what to do."""
     window = visit()
-    window.expected = "400"
+    window.expected = "Failed to load resource"
     page = window.goto("/work")
     page.select_option("select[name=state]", "quarantined")
     page.fill("input[name=tenant]", "acme")
@@ -183,28 +189,15 @@ def test_a_filter_is_in_the_address_and_a_bad_one_is_told_beside_its_field(worke
     page.wait_for_selector("#main")
     assert page.locator("tbody tr").count() >= 1
     assert set(page.locator("tbody td[data-name=Tenant]").all_inner_texts()) == {"acme"}
-
     page = window.goto("/work?since=yesterday")
     field = page.locator("input[name=since]")
     assert field.get_attribute("aria-invalid") == "true"
     assert "15m, 2h, 7d" in page.locator(f"#{field.get_attribute('aria-describedby')}").inner_text()
     assert field.input_value() == "yesterday"
-
-
-def test_what_is_not_there_says_what_to_do(worked: RunningSystem, visit: Visit) -> None:
-    window = visit()
-    window.expected = "404"
-    page = window.goto("/work/nobody")
-    assert "there is no job 'nobody'" in page.inner_text("main")
-    assert "reefknot job list" in page.inner_text("main")
-    page = window.goto("/nowhere")
-    assert "there is nothing at this address" in page.inner_text("main")
-
-
-def test_pages_read_fine_without_a_script(worked: RunningSystem, visit: Visit) -> None:
-    page = visit(java_script_enabled=False).goto("/work")
-    assert page.locator("tbody tr").count() >= 5
-    assert page.locator("noscript span").is_visible()
+    shown = window.goto("/work/nobody").inner_text("main")
+    assert "there is no job 'nobody'" in shown
+    assert "reefknot job list" in shown
+    assert "there is nothing at this address" in window.goto("/nowhere").inner_text("main")
 
 
 def test_a_keyboard_is_enough(worked: RunningSystem, visit: Visit) -> None:
@@ -289,3 +282,93 @@ def test_a_lost_connection_and_an_ended_session_are_told(browser: Browser, tmp_p
     with RunningSystem.prepared(tmp_path, port=int(mortal.url.rpartition(":")[2])):
         page.wait_for_selector("#lost-why:has-text('session has ended')")
         window.close()
+
+
+def test_a_job_that_was_cancelled_while_it_ran_shows_the_attempt(system: RunningSystem, visit: Visit) -> None:
+    system.submit("nap-to-stop", "own.nap", {"seconds": 600})
+    page = visit().goto("/work/nap-to-stop", live=True)
+    page.wait_for_selector("rect.span.running")
+    assert '"seconds": 600' in page.inner_text("#payload")
+    assert "It has not ended." in page.inner_text("section:has(h2:text-is('Result'))")
+    system.ask("/jobs/nap-to-stop/cancel", {"because": "enough"})
+    system.ended("nap-to-stop", "cancelled")
+    page.wait_for_selector("rect.span.cancelled")
+    assert "1 attempt in" in page.inner_text("section:has(h2:text-is('Timeline'))")
+    assert "cancelled" in page.inner_text("tr[data-key='0-1']")
+    told = page.inner_text("section:has(h2:text-is('Events'))")
+    assert "cancelled after 1 attempt in" in told
+    assert told.index(": job.cancel nap-to-stop: enough") < told.index("carried out by worker-1: cancel nap-to-stop")
+
+
+def test_a_run_that_crashed_is_on_the_timeline_and_among_the_attempts(browser: Browser, tmp_path: Path) -> None:
+    with RunningSystem.prepared(tmp_path) as mortal:
+        mortal.submit("cut-off", "own.nap", {"seconds": 600})
+        mortal.ended("cut-off", "running")
+        mortal.kill()
+    with RunningSystem.prepared(tmp_path) as heir:
+        until(lambda: heir.job("cut-off")["crashes"] == 1 and heir.job("cut-off")["state"] == "running")
+        window = Watched(browser, heir, "operator")
+        page = window.goto("/work/cut-off")
+        assert page.locator("rect.span.crashed").count() == page.locator("rect.span.running").count() == 1
+        assert "1 attempt and 1 that crashed in" in page.inner_text("section:has(h2:text-is('Timeline'))")
+        rows = page.locator("section:has(h2:text-is('Attempts')) tbody tr").all_inner_texts()
+        assert ["crashed" in one and "its worker vanished" in one for one in rows] == [True, False]
+        window.close()
+
+
+def test_payload_result_key_and_who_did_what_are_on_the_page(system: RunningSystem, visit: Visit) -> None:
+    system.quarantined("bill/12", "the order is empty")
+    edited = {"payload": {"text": ""}, "because": "the order was completed"}
+    system.ask("/quarantine/jobs/bill%2F12/edit", edited)
+    system.ended("bill/12~2", "succeeded")
+
+    page = visit().goto("/work/bill%2F12")
+    assert '"text": "the order is empty"' in page.inner_text("#payload")
+    assert '"error_code"' in page.inner_text("#result")
+    assert "bill/12/0" in page.inner_text("dl.facts")
+    told = page.inner_text("section:has(h2:text-is('Events'))")
+    assert ": replaced by bill/12~2" in told.split("discarded by ", 1)[1]
+    assert "given up" not in told, "the type is the name, as in the audit log"
+    assert "retry refused after 1 attempt (not_retryable)" in told
+    assert told.index("submitted by ") < told.index("routing to ") < told.index("admission accepted by ")
+
+    page.click("a:text-is('bill/12~2')")
+    page.wait_for_selector("h1:has-text('bill/12~2')")
+    assert '"mended": true' in page.inner_text("#result")
+    assert "the order was completed" in page.inner_text("section:has(h2:text-is('Events'))")
+    assert page.locator("a:text-is('bill/12')").count() == 1
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_the_timeline_of_two_runs_is_readable(system: RunningSystem, visit: Visit, width: int) -> None:
+    """Every word and every bar is inside of the card, and bars of the second run begin after those of the first."""
+    name = f"two-runs-{width}"
+    system.submit(name, "own.flaky", {"failures": 5})
+    system.ended(name, "quarantined")
+    system.ask("/quarantine/requeue", {"ids": [name]})
+    system.ended(name, "succeeded")
+    page = visit(viewport={"width": width, "height": 900}).goto(f"/work/{name}")
+    rows = page.locator(".timeline .row p b").all_inner_texts()
+    assert rows == [*(f"run 1, attempt {number}" for number in range(1, 5)), "run 2, attempt 1", "run 2, attempt 2"]
+    card = page.locator("section:has(.timeline)").bounding_box()
+    assert card is not None
+    bars = []
+    for one in page.locator(".timeline p, .timeline text, .timeline rect.span").all():
+        box = one.bounding_box()
+        assert box is not None
+        assert card["x"] <= box["x"], one.inner_text()
+        assert box["x"] + box["width"] <= card["x"] + card["width"] + 1
+        assert box["height"] >= 10, "not too small to be read"
+        if one.evaluate("element => element.tagName") == "rect":
+            bars.append(box["x"])
+    assert len(bars) == 6
+    assert bars == sorted(bars)
+    assert bars[4] > bars[3]
+    waits = page.locator(".timeline .row").nth(4).locator("line.waiting").bounding_box()
+    assert waits is None or waits["x"] >= bars[3] - 1, "the second run waits from its requeue on"
+
+
+def test_an_error_is_found_in_small_letters(system: RunningSystem, visit: Visit) -> None:
+    system.quarantined("shouted", "the LEDGER is shut")
+    page = visit().goto("/work?error=ledger+is")
+    assert page.locator("a:text-is('shouted')").count() == 1

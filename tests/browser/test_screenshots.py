@@ -150,7 +150,7 @@ def test_a_screenshot_is_small_enough_to_be_kept(
     shop: RunningSystem, browser: Browser, tmp_path: Path, name: str
 ) -> None:
     path, more = TAKEN[name]
-    window = Watched(browser, shop, "operator", **{"viewport": {"width": 1280, "height": 860}} | more)
+    window = Watched(browser, shop, "operator", shared=True, **{"viewport": {"width": 1280, "height": 860}} | more)
     page = window.goto(path, live=not path.startswith("/policies"))
     if name == "requeue":
         requeue(page)

@@ -20,9 +20,7 @@ def stocked(system: RunningSystem) -> RunningSystem:
     for number in range(120):
         system.submit(f"stock-{number:03}", "own.flaky")
     for number, tenant in enumerate(("acme", "acme", "globex", None)):
-        more = {} if tenant is None else {"tenant_id": tenant}
-        system.submit(f"pick-{number}", "own.broken", {"text": f"pick me {number}"}, **more)
-        system.ended(f"pick-{number}", "quarantined", **({} if tenant is None else {"tenant": tenant}))
+        system.quarantined(f"pick-{number}", f"pick me {number}", tenant)
     system.ended("stock-119", "succeeded")
     return system
 

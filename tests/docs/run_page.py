@@ -41,6 +41,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from markdown_it import MarkdownIt
 
@@ -198,15 +199,8 @@ def environment(command: str = "") -> dict[str, str]:
 
 
 def run_in_shell(command: str) -> tuple[int, str]:
-    done = subprocess.run(
-        ["bash", "-c", command],
-        env=environment(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(["bash", "-c", command], env=environment(command), text=True, check=False, **streams)
     return done.returncode, done.stdout
 
 
@@ -241,14 +235,9 @@ class Background:
     def start(self, command: str, lines: list[str]) -> str:
         """Start a command and wait for its lines; returns what is wrong, or nothing."""
         with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
-                ["bash", "-c", command.removesuffix("&")],
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            words = ["bash", "-c", command.removesuffix("&")]
+            process = subprocess.Popen(words, env=environment(), start_new_session=True, **streams)
             self._started[max(self._started, default=0) + 1] = process
             ends = time.monotonic() + READY_WITHIN_S
             while True:

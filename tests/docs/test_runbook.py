@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from reefknot.queue.model.waiting import WaitCode
 from tests.docs.run_page import fences, missing, shown
+from tests.warm_commands import run_cold
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "guides" / "runbook.md"
-TIMEOUT_S = 120
 
 
 def in_a_shell(command: str, folder: Path, program: str = "-m reefknot") -> str:
     """What a command prints, whatever its exit code: the page shows that where it matters."""
     line = f'reefknot() {{ {sys.executable} {program} "$@"; }}; {command}'
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        ["bash", "-c", line],
-        cwd=folder,
-        env=os.environ | {"COLUMNS": "200", "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = run_cold("bash", "-c", line, cwd=folder, env=os.environ | {"COLUMNS": "200", "PYTHONPATH": path})
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout + done.stderr
 

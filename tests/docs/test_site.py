@@ -9,22 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm_commands import run_cold
 from tools.docs_site import site_link, slug
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 120
+
 LOADED = re.compile(r"""<(?:script|img|link|iframe|source)\b[^>]*?\b(?:src|href)=["'](?:https?:)?//""")
 
 
 def built(folder: Path, target: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    return run_cold(sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", target, cwd=folder)
 
 
 @pytest.fixture(scope="module")

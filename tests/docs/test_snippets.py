@@ -96,13 +96,6 @@ def test_the_text_names_the_file_that_a_fence_is_written_to(page: Path) -> None:
     assert [file for file, before in named if f"`{file}`" not in before] == []
 
 
-def test_a_hidden_block_that_makes_what_the_page_uses_is_caught(tmp_path: Path) -> None:
-    page = "<!-- run\nx = 1\n-->\n```python\nassert x == 1\n```\n"
-
-    assert run_text(page, tmp_path).returncode == 0
-    assert "NameError: name 'x' is not defined" in run_text(page, tmp_path, "--visible").stderr
-
-
 def refused(text: str) -> list[str]:
     """The commands that are not run, and that the command line does not take."""
     found = []
@@ -134,161 +127,157 @@ def test_a_command_that_is_not_run_and_is_none_is_caught() -> None:
     assert refused(text.format("--worker-id canary")) == [], "the control"
 
 
-def test_variables_before_a_command_are_set_for_it(tmp_path: Path) -> None:
-    page = "```console\n$ WORKER_RETRIES_V2_ENABLED={} reefknot config show\n```\n"
-
-    assert run_text(page.format("true"), tmp_path).returncode == 0
-    assert "exited with 78" in run_text(page.format("maybe"), tmp_path).stderr
+def fenced(*lines: str, info: str = "python") -> str:
+    return "\n".join([f"```{info}", *lines, "```\n"])
 
 
-def test_a_broken_snippet_is_caught_with_its_line(tmp_path: Path) -> None:
-    done = run_text("# Title\n\n```python\nx = 1\nassert x == 2\n```\n", tmp_path)
-
-    assert done.returncode != 0
-    assert 'page.md", line 5' in done.stderr
+def console(*lines: str) -> str:
+    return fenced(*lines, info="console")
 
 
-def test_a_snippet_that_warns_is_caught(tmp_path: Path) -> None:
-    done = run_text("```python\nimport warnings\nwarnings.warn('old', DeprecationWarning)\n```\n", tmp_path)
+HIDDEN = "<!-- run\nx.append(2)\n\nassert x == [1, 2]\n-->\n"
+IN_ITS_TURN = f"{fenced('x = [1]')}{HIDDEN}{fenced('assert x == [1, 2]')}"
+HIDES_WHAT_IT_USES = f"<!-- run\nx = 1\n-->\n{fenced('assert x == 1')}"
+CELLS = (
+    fenced("import asyncio", "", "loop = asyncio.get_running_loop()", "event = asyncio.Event()", info="python cell")
+    + fenced("loop.call_soon(event.set)", "await event.wait()", info="python cell")
+    + fenced("assert event.is_set()")
+)
+WAITS = 'python -c "print(7, flush=True); import time; open({!r}, {!r}); time.sleep(600)" &'
+RIGHT: dict[str, tuple[str, dict[str, str]]] = {
+    "snippets share their names and their folder": (
+        fenced("from pathlib import Path", "Path('x').write_text('1')")
+        + "Text.\n\n- in a list:\n\n"
+        + "  ```py\n  assert Path('x').read_text() == '1'\n  assert __name__ == '__main__'\n  ```\n",
+        {"x": "1"},
+    ),
+    "hidden python is run in its turn": (IN_ITS_TURN, {}),
+    "a hidden block may make what the page uses": (HIDES_WHAT_IT_USES, {}),
+    "a fence that names a file is written to it": (
+        fenced("x = 1 / 0 if False else 2", info="python file=own.py") + fenced("import own", "", "assert own.x == 2"),
+        {"own.py": "x = 1"},
+    ),
+    "cells await in one loop and share their names": (CELLS, {}),
+    "variables before a command are set for it": (console("$ WORKER_RETRIES_V2_ENABLED=true reefknot config show"), {}),
+    "a command that needs a shell gets one": (
+        console("$ reefknot --version > version.txt && reefknot init"),
+        {"version.txt": "reefknot ", "reefknot.yaml": ""},
+    ),
+    "output and the commands of others are left alone": (
+        console("$ false", "$ make nonsense", "reefknot is shown here as output"),
+        {},
+    ),
+    "dots stand for anything": (console("$ reefknot --version", "reefknot …"), {}),
+    "dots stand for anything in a shell": (console("$ reefknot --version | cat", "reefknot …"), {}),
+    "a command in the background stays until it is killed": (
+        console(
+            *("$ export NAME=here", f"$ {WAITS.format('a', 'w')}", "7", f"$ {WAITS.format('b', 'w')}", "7"),
+            *("$ kill %1; wait", "$ kill %2", "$ echo $NAME > a"),
+        ),
+        {"a": "here\n", "b": ""},
+    ),
+}
+WRONG: dict[str, tuple[str, str]] = {
+    "a snippet that fails": ("# Title\n\n" + fenced("x = 1", "assert x == 2"), 'page.md", line 5'),
+    "a snippet that warns": (
+        fenced("import warnings", "warnings.warn('old', DeprecationWarning)"),
+        "DeprecationWarning: old",
+    ),
+    "hidden python that fails": (IN_ITS_TURN.replace("[1, 2]\n-->", "[1]\n-->"), 'page.md", line 7'),
+    "a cell that fails": (CELLS.replace("event.wait()", "event.wait(7)"), 'page.md", line 9'),
+    "await outside of a cell": (
+        fenced("import asyncio", "", "await asyncio.sleep(0)"),
+        "SyntaxError: 'await' outside function",
+    ),
+    "a page that cannot be checked": (fenced(info="python norun"), "'norun' is not known here"),
+    "a variable that is wrong": (
+        console("$ WORKER_RETRIES_V2_ENABLED=maybe reefknot config show"),
+        "config show` exited with 78",
+    ),
+    "a command that fails": (
+        "Text.\n\n" + console("$ reefknot no-such-noun"),
+        "page.md:4: `reefknot no-such-noun` exited with",
+    ),
+    "a command that finds what a snippet wrote": (
+        fenced("from pathlib import Path", "Path('reefknot.yaml').write_text('nonsense: 1\\n')")
+        + console("$ reefknot config check"),
+        "`reefknot config check` exited with 78",
+    ),
+    "a line that is not printed": (console("$ reefknot --version", "reefknot 17"), "did not print ['reefknot\\\\ 17']"),
+    "a line that is not printed in a shell": (
+        console("$ reefknot --version | cat", "reefknot 17"),
+        "did not print ['reefknot\\\\ 17']",
+    ),
+    "a server that is never ready": (
+        console("$ reefknot dev no-such-server &", "nats://…"),
+        "`reefknot dev no-such-server &` did not print",
+    ),
+    "a server that shows no line": (
+        console("$ reefknot dev no-such-server &"),
+        "`reefknot dev no-such-server &` shows no line",
+    ),
+}
 
-    assert done.returncode != 0
-    assert "DeprecationWarning: old" in done.stderr
 
-
-def test_the_snippets_of_a_page_share_their_names_and_their_folder(tmp_path: Path) -> None:
-    page = (
-        "```python\nfrom pathlib import Path\nPath('x').write_text('1')\n```\n"
-        "Text.\n\n- in a list:\n\n"
-        "  ```py\n  assert Path('x').read_text() == '1'\n  assert __name__ == '__main__'\n  ```\n"
-    )
-    done = run_text(page, tmp_path)
-
+@pytest.mark.parametrize(("text", "files"), RIGHT.values(), ids=RIGHT.keys())
+def test_a_page_that_is_right_passes(tmp_path: Path, text: str, files: dict[str, str]) -> None:
+    done = run_text(text, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "cwd" / "x").exists()
+    assert {name: (tmp_path / "cwd" / name).read_text()[: len(begin)] for name, begin in files.items()} == files
 
 
-@pytest.mark.parametrize("language", ["python", "console"])
-def test_a_snippet_opts_out_with_a_reason(language: str) -> None:
-    text = f"<!-- no-run: needs a server -->\n```{language} no-run\n1 / 0\n$ reefknot nonsense\n```\n"
-
-    assert list(fences(text)) == []
-
-
-@pytest.mark.parametrize("before", ["", "Text.\n", "<!-- no-run: -->\n", "<!-- no-run: why -->\n\n"])
-def test_a_snippet_cannot_opt_out_without_a_reason_in_the_line_before(before: str) -> None:
-    with pytest.raises(PageError, match="no-run needs a line before it"):
-        list(fences(f"{before}```python no-run\n```\n"))
+@pytest.mark.parametrize(("text", "complaint"), WRONG.values(), ids=WRONG.keys())
+def test_a_page_that_is_wrong_is_caught(tmp_path: Path, text: str, complaint: str) -> None:
+    done = run_text(text, tmp_path)
+    assert (done.returncode != 0, complaint in done.stderr) == (True, True), done.stderr
 
 
-def test_hidden_python_is_run_in_its_turn(tmp_path: Path) -> None:
-    hidden = "<!-- run\nx.append(2)\n\nassert x == [1, 2]\n-->\n"
-    page = f"```python\nx = [1]\n```\n{hidden}```python\nassert x == [1, 2]\n```\n"
-
-    assert [(fence.language, fence.line) for fence in fences(page)] == [("python", 2), ("python", 5), ("python", 10)]
-    assert run_text(page, tmp_path).returncode == 0
-    broken = run_text(page.replace("[1, 2]\n-->", "[1]\n-->"), tmp_path)
-    assert 'page.md", line 7' in broken.stderr
+def test_a_hidden_block_that_makes_what_the_page_uses_is_caught(tmp_path: Path) -> None:
+    assert "NameError: name 'x' is not defined" in run_text(HIDES_WHAT_IT_USES, tmp_path, "--visible").stderr
 
 
-@pytest.mark.parametrize("hidden", ["<!-- run x = 1\n-->", "<!-- run\nx = 1 -->", "<!-- run -->"])
-def test_hidden_python_has_its_markers_in_lines_of_their_own(hidden: str) -> None:
-    with pytest.raises(PageError, match="line 3: <!-- run is a line of its own"):
-        list(fences(f"Text.\n\n{hidden}\n"))
+REFUSED = {
+    "no-run needs a line before it": [
+        f"{before}{fenced(info='python no-run')}"
+        for before in ("", "Text.\n", "<!-- no-run: -->\n", "<!-- no-run: why -->\n\n")
+    ],
+    "line 3: <!-- run is a line of its own": [
+        f"Text.\n\n{hidden}\n" for hidden in ("<!-- run x = 1\n-->", "<!-- run\nx = 1 -->", "<!-- run -->")
+    ],
+    "is not known here": [
+        fenced(info=f"python {word}")
+        for word in ("file=../own.py", "file=/own.py", "file=", "file=own.py no-run", "norun")
+    ],
+    "'cell' is not known here": [fenced(info="console cell")],
+}
 
 
-def test_a_fence_that_names_a_file_is_written_to_it(tmp_path: Path) -> None:
-    page = "```python file=own.py\nx = 1 / 0 if False else 2\n```\n```python\nimport own\n\nassert own.x == 2\n```\n"
-
-    assert run_text(page, tmp_path).returncode == 0
-    assert (tmp_path / "cwd" / "own.py").read_text().startswith("x = 1")
-
-
-@pytest.mark.parametrize("word", ["file=../own.py", "file=/own.py", "file=", "file=own.py no-run"])
-def test_a_fence_names_a_file_in_the_readers_folder_and_nothing_else(word: str) -> None:
-    with pytest.raises(PageError, match="is not known here"):
-        list(fences(f"```python {word}\n```\n"))
+@pytest.mark.parametrize(("message", "texts"), REFUSED.items(), ids=REFUSED.keys())
+def test_a_mark_that_is_not_right_is_refused(message: str, texts: list[str]) -> None:
+    for text in texts:
+        with pytest.raises(PageError, match=message):
+            list(fences(text))
 
 
-def test_the_cells_of_a_notebook_await_in_one_loop_and_share_their_names(tmp_path: Path) -> None:
-    first = "```python cell\nimport asyncio\n\nloop = asyncio.get_running_loop()\nevent = asyncio.Event()\n```\n"
-    second = "```python cell\nloop.call_soon(event.set)\nawait event.wait()\n```\n"
-
-    done = run_text(first + second + "```python\nassert event.is_set()\n```\n", tmp_path)
-    assert done.returncode == 0, done.stderr
-    broken = run_text(first + second.replace("event.wait()", "event.wait(7)"), tmp_path / "cwd")
-    assert 'page.md", line 9' in broken.stderr
-
-
-def test_only_a_cell_awaits_outside_of_a_function(tmp_path: Path) -> None:
-    page = "```python\nimport asyncio\n\nawait asyncio.sleep(0)\n```\n"
-
-    assert "SyntaxError: 'await' outside function" in run_text(page, tmp_path).stderr
-    with pytest.raises(PageError, match="'cell' is not known here"):
-        list(fences("```console cell\n```\n"))
-
-
-def test_an_unknown_word_beside_the_language_is_refused() -> None:
-    with pytest.raises(PageError, match="'norun' is not known here"):
-        list(fences("```python norun\n```\n"))
-
-
-def test_a_page_that_cannot_be_checked_does_not_pass(tmp_path: Path) -> None:
-    assert run_text("```python norun\n```\n", tmp_path).returncode != 0
+def test_fences_are_found_with_their_lines_and_opt_out_with_a_reason() -> None:
+    assert [(fence.language, fence.line) for fence in fences(IN_ITS_TURN)] == [("python", n) for n in (2, 5, 10)]
+    for language in ("python", "console"):
+        text = fenced("1 / 0", "$ reefknot nonsense", info=f"{language} no-run")
+        assert list(fences(f"<!-- no-run: needs a server -->\n{text}")) == []
 
 
 @pytest.mark.parametrize(
     ("text", "command"),
     [
-        ("```console\n$ reefknot no-such-noun\n```\n", "reefknot no-such-noun"),
-        ("```bash\n$ rk no-such-noun\n```\n", "rk no-such-noun"),
-        ("```bash\nreefknot no-such-noun\n```\n", "reefknot no-such-noun"),
-        ("```console\n$ reefknot \\\n  no-such-noun\n```\n", "reefknot no-such-noun"),
+        (console("$ reefknot no-such-noun"), "reefknot no-such-noun"),
+        (fenced("$ rk no-such-noun", info="bash"), "rk no-such-noun"),
+        (fenced("reefknot no-such-noun", info="bash"), "reefknot no-such-noun"),
+        (console("$ reefknot \\", "  no-such-noun"), "reefknot no-such-noun"),
     ],
 )
 def test_our_own_commands_are_found_with_their_lines(text: str, command: str) -> None:
     (fence,) = fences(f"Text.\n\n{text}")
-
     assert list(commands(fence)) == [(4, command)]
-
-
-def test_a_command_that_fails_is_caught(tmp_path: Path) -> None:
-    done = run_text("Text.\n\n```console\n$ reefknot no-such-noun\n```\n", tmp_path)
-
-    assert done.returncode != 0
-    assert "page.md:4: `reefknot no-such-noun` exited with" in done.stderr
-
-
-def test_a_command_that_needs_a_shell_gets_one(tmp_path: Path) -> None:
-    done = run_text("```console\n$ reefknot --version > version.txt && reefknot init\n```\n", tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "cwd" / "version.txt").read_text().startswith("reefknot ")
-    assert (tmp_path / "cwd" / "reefknot.yaml").exists()
-
-
-def test_a_command_works_in_the_readers_folder_and_sees_what_a_snippet_wrote(tmp_path: Path) -> None:
-    page = (
-        "```python\nfrom pathlib import Path\nPath('reefknot.yaml').write_text('nonsense: 1\\n')\n```\n\n"
-        "```console\n$ reefknot config check\n```\n"
-    )
-    done = run_text(page, tmp_path)
-
-    assert done.returncode != 0
-    assert "`reefknot config check` exited with 78" in done.stderr
-
-
-def test_output_and_the_commands_of_others_are_left_alone(tmp_path: Path) -> None:
-    done = run_text("```console\n$ false\n$ make nonsense\nreefknot is shown here as output\n```\n", tmp_path)
-
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("command", ["reefknot --version", "reefknot --version | cat"])
-def test_a_line_that_the_command_does_not_print_is_caught(tmp_path: Path, command: str) -> None:
-    page = f"```console\n$ {command}\nreefknot {{}}\n```\n"
-
-    assert run_text(page.format("…"), tmp_path).returncode == 0
-    assert "did not print ['reefknot\\\\ 17']" in run_text(page.format("17"), tmp_path).stderr
 
 
 @pytest.mark.parametrize(
@@ -297,23 +286,3 @@ def test_a_line_that_the_command_does_not_print_is_caught(tmp_path: Path, comman
 )
 def test_blanks_and_rules_do_not_count_and_dots_stand_for_anything(lines: list[str], lacks: list[str]) -> None:
     assert missing(lines, "x\na b   c\n") == lacks
-
-
-def test_a_command_in_the_background_stays_until_it_is_killed(tmp_path: Path) -> None:
-    waits = 'python -c "print(7, flush=True); import time; open({!r}, {!r}); time.sleep(600)" &'
-    page = (
-        f"```console\n$ export NAME=here\n$ {waits.format('a', 'w')}\n7\n$ {waits.format('b', 'w')}\n7\n"
-        "$ kill %1; wait\n$ kill %2\n$ echo $NAME > a\n```\n"
-    )
-    done = run_text(page, tmp_path)
-
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "cwd" / "a").read_text() == "here\n"
-    assert (tmp_path / "cwd" / "b").exists()
-
-
-@pytest.mark.parametrize("shown", ["nats://…\n", ""])
-def test_a_command_in_the_background_that_is_never_ready_is_caught(tmp_path: Path, shown: str) -> None:
-    done = run_text(f"```console\n$ reefknot dev no-such-server &\n{shown}```\n", tmp_path)
-
-    assert "`reefknot dev no-such-server &` " + ("did not print" if shown else "shows no line") in done.stderr

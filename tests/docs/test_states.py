@@ -1,14 +1,23 @@
-"""The tables of `docs/states.md` are the moves that the core makes: none is missing, and none is made up."""
+"""
+The tables of `docs/states.md` are the moves that the core makes: none is missing, and none is made up.
+
+The page of the HTTP API has every route of the table with its summary, and that of messages on NATS names what is on
+the wire, with its figures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from reefknot.console.dashboard.api_routes import ROUTES
+from reefknot.console.dashboard.security import KINDS
+from reefknot.console.dashboard.site import STATUS_OF_KIND
 from reefknot.core.breaker import Breaker, Permit
 from reefknot.core.time import Moment
 from reefknot.idempotency.model import (
@@ -28,9 +37,11 @@ from reefknot.idempotency.model import (
     renew,
     resolve,
 )
+from reefknot.queue.model import messages
 from reefknot.queue.model.routing import WorkerState
 from reefknot.queue.model.source_health import SourceCondition
 from reefknot.queue.model.work import MOVES
+from reefknot.stores.jetstream import assignments, listeners, transport
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "states.md"
 Move = tuple[str, str]
@@ -110,18 +121,11 @@ def test_the_page_has_every_move_of_a_piece_of_work() -> None:
     assert moves_on_the_page("A piece of work") == table
 
 
-def test_the_page_has_every_state_of_a_worker() -> None:
-    section = PAGE.read_text(encoding="utf-8").partition("\n## A worker\n")[2].partition("\n## ")[0]
+@pytest.mark.parametrize(("title", "states"), [("A worker", WorkerState), ("A source", SourceCondition)])
+def test_the_page_has_every_state(title: str, states: Iterable[object]) -> None:
+    section = PAGE.read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     rows = [line.strip("| \n").split(" | ")[0] for line in section.splitlines() if line.startswith("| ")]
-
-    assert rows[2:] == [str(state) for state in WorkerState]
-
-
-def test_the_page_has_every_state_of_a_source() -> None:
-    section = PAGE.read_text(encoding="utf-8").partition("\n## A source\n")[2].partition("\n## ")[0]
-    rows = [line.strip("| \n").split(" | ")[0] for line in section.splitlines() if line.startswith("| ")]
-
-    assert rows[2:] == [str(condition) for condition in SourceCondition]
+    assert rows[2:] == [str(state) for state in states]
 
 
 def test_the_page_has_every_move_of_a_key() -> None:
@@ -143,3 +147,44 @@ def test_a_row_that_is_taken_out_is_missed(title: str) -> None:
     del lines[first_row]
 
     assert moves_on_the_page(title, before + heading + "".join(lines)) < moves_on_the_page(title)
+
+
+API = Path(__file__).resolve().parents[2] / "docs" / "reference" / "http-api.md"
+
+
+def rows() -> list[tuple[str, str]]:
+    return re.findall(r"^\| `((?:GET|POST) /\S*)` \| (.*) \|$", API.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_page_of_the_api_lists_every_route_with_its_summary() -> None:
+    assert rows() == [(f"{route.method} {route.path}", route.summary) for route in ROUTES]
+
+
+def test_the_page_of_the_api_has_every_kind_of_error_with_its_status() -> None:
+    listed = {
+        (int(status), kind)
+        for status, kinds in re.findall(r"^\| (\d{3}) \| (.*?) \|", API.read_text(encoding="utf-8"), re.MULTILINE)
+        for kind in re.findall(r"`(\w+)`", kinds)
+    }
+
+    assert {(status, kind) for kind, status in STATUS_OF_KIND.items()} <= listed
+    assert set(KINDS.items()) <= listed
+
+
+MESSAGES = (Path(__file__).parents[2] / "docs/reference/nats-messages.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_messages_has_every_name_and_figure() -> None:
+    names = (
+        *(messages.ASSIGN, messages.ACK, messages.RESULT, messages.CANCEL, messages.HEARTBEAT, messages.FLEET),
+        messages.assign_subject("WORKER"),
+        *(transport.MESSAGE_ID, transport.MARK, transport.HEADERS, assignments.CONSUMER),
+    )
+    figures = (
+        f"at\nmost {assignments.MOST_ASSIGNMENTS:,} messages",
+        f"within {assignments.ACK_WAIT_S:g} s",
+        f"not heard of for {listeners.FORGET_AFTER_S:g} s",
+        f"up to {transport.LARGEST >> 20} MiB",
+        f"beyond {transport.MOST_UNREAD:,} unread",
+    )
+    assert [text for text in (*(f"`{name}`" for name in names), *figures) if text not in MESSAGES] == []

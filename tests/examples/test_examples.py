@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 import reefknot as rk
 from reefknot.audit.model.chain import Head, LogLine, event_line, link, read_line
 from reefknot.console.cli import main
+from tests.warm_commands import run_cold
 
 ROOT = Path(__file__).resolve().parents[2]
 VERIFY_CHAIN = ROOT / "examples" / "verify_chain.py"
@@ -25,16 +27,8 @@ TIMEOUT_S = 30
 
 
 def run_example(example: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(example)],
-        cwd=folder,
-        env=os.environ | {"PYTHONWARNINGS": "error"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    own = os.environ | {"PYTHONWARNINGS": "error"}
+    return run_cold(sys.executable, example, cwd=folder, env=own, timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
@@ -54,11 +48,14 @@ def test_a_broken_example_is_caught(tmp_path: Path) -> None:
 # ---- verify_chain.py -------------------------------------------------------------------------------------------------
 
 
-def exported(folder: Path) -> tuple[Path, Path]:
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log that the command exported from a store with a retry, text beyond ASCII and a removed beginning."""
+    folder = tmp_path_factory.mktemp("original")
+    engine = f"sqlite:{folder / 'state.db'}"
 
     async def write() -> None:
-        async with rk.open_store(f"sqlite:{folder / 'state.db'}") as store:
+        async with rk.open_store(engine) as store:
             manager = rk.RetryManager(idempotency=store.idempotency, audit=store.audit)
             policy = rk.RetryPolicy(2, 0.00001, jitter="full")
             for name in ("α", "β", "γ"):
@@ -69,19 +66,28 @@ def exported(folder: Path) -> tuple[Path, Path]:
         raise ConnectionError('the "Straße" is closed,"hash":"x","seq":9')
 
     asyncio.run(write())
-    assert main(["audit", "export", str(folder / "log.jsonl"), "--engine", f"sqlite:{folder / 'state.db'}"]) == 0
-    return folder / "log.jsonl", folder / "log.jsonl.head.json"
+    assert main(["audit", "export", str(folder / "log.jsonl"), "--engine", engine]) == 0
+    return folder
+
+
+@pytest.fixture
+def exported(original: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of that log, and of its head."""
+    log, head = (Path(shutil.copy(original / name, tmp_path)) for name in ("log.jsonl", "log.jsonl.head.json"))
+    return log, head
+
+
+def change(log: Path, by: Callable[[list[bytes]], list[bytes]]) -> None:
+    log.write_bytes(b"".join(by(log.read_bytes().splitlines(keepends=True))))
 
 
 def verified(*files: Path) -> subprocess.CompletedProcess[str]:
     """The example without any package beside the standard library."""
-    words = [sys.executable, "-I", "-S", str(VERIFY_CHAIN), *map(str, files)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return run_cold(sys.executable, "-I", "-S", VERIFY_CHAIN, *files, timeout=TIMEOUT_S)
 
 
-def test_an_exported_log_is_verified_with_the_standard_library_alone(tmp_path: Path) -> None:
-    log, head = exported(tmp_path)
-
+def test_an_exported_log_is_verified_with_the_standard_library_alone(exported: tuple[Path, Path]) -> None:
+    log, head = exported
     assert (verified(log).returncode, verified(log, head).returncode) == (0, 0), verified(log, head)
     assert verified(log, head).stdout == f"{log}: the chain fits its head\n"
 
@@ -102,24 +108,22 @@ def hashed_anew(lines: list[bytes]) -> list[bytes]:
     return made
 
 
-@pytest.mark.parametrize(
-    ("tamper", "shows_alone"),
-    [
-        (edited, True),
-        (lambda lines: [*lines[:2], *lines[3:]], True),
-        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], True),
-        (lambda lines: [lines[0].replace(b'"sequence":0', b'"sequence":1'), *lines[2:]], True),
-        (lambda lines: lines[:-1], False),
-        (hashed_anew, False),
-    ],
-    ids=["edited", "removed", "swapped", "beginning removed", "cut off", "hashed anew"],
-)
-def test_the_example_finds_what_was_done_to_a_log(
-    tmp_path: Path, tamper: Callable[[list[bytes]], list[bytes]], shows_alone: bool
-) -> None:
-    log, head = exported(tmp_path)
-    log.write_bytes(b"".join(tamper(log.read_bytes().splitlines(keepends=True))))
+TAMPERED: dict[str, tuple[Callable[[list[bytes]], list[bytes]], bool]] = {
+    "edited": (edited, True),
+    "removed": (lambda lines: [*lines[:2], *lines[3:]], True),
+    "swapped": (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], True),
+    "beginning removed": (lambda lines: [lines[0].replace(b'"sequence":0', b'"sequence":1'), *lines[2:]], True),
+    "cut off": (lambda lines: lines[:-1], False),
+    "hashed anew": (hashed_anew, False),
+}
+"""What was done, and whether it shows without a head."""
 
+
+@pytest.mark.parametrize("done", TAMPERED)
+def test_the_example_finds_what_was_done_to_a_log(exported: tuple[Path, Path], done: str) -> None:
+    log, head = exported
+    tamper, shows_alone = TAMPERED[done]
+    change(log, tamper)
     assert verified(log, head).returncode == 1, "with a head that was kept elsewhere, everything shows"
     assert verified(log).returncode == int(shows_alone), "and without one, accidents do"
 
@@ -143,63 +147,42 @@ def another_event_behind(lines: list[bytes]) -> list[bytes]:
     return [lines[0], lines[1].removesuffix(b"}\n") + b"," + fake[1:], *lines[2:]]
 
 
-@pytest.mark.parametrize(
-    "forge",
-    [
-        changed(1, b"}\n", b',"event":{"event_type":"fake"}}\n'),
-        another_event_behind,
-        lambda lines: [lines[0], lines[1].replace(b'{"event":', b'{"evenT":', 1), *lines[2:]],
-        changed(1, b"}\n", b" }\n"),
-        changed(1, b"}\n", b',"note":1}\n'),
-        changed(1, b"}\n", b"}\r\n"),
-        changed(0, b'"format":2', b'"format":1'),
-        changed(0, b'"format":2', b'"format":3'),
-        changed(0, b"}\n", b',"chain":"0000000000000000"}\n'),
-        lambda lines: [*lines[:2], b"\n", *lines[2:]],
-        lambda lines: [*lines, b"\xff garbage\n"],
-        lambda lines: [*lines, b"[" * 50_000 + b"\n"],
-        lambda lines: [*lines[:-1], lines[-1].rstrip(b"\n")],
-        lambda _: [],
-    ],
-    ids=[
-        "second event",
-        "second line",
-        "other key",
-        "blank",
-        "further member",
-        "CRLF",
-        "format 1",
-        "format 3",
-        "second chain",
-        "empty line",
-        "garbage",
-        "deep",
-        "no line feed",
-        "empty file",
-    ],
-)
-def test_the_example_accepts_no_other_form_of_a_line(
-    tmp_path: Path, forge: Callable[[list[bytes]], list[bytes]]
-) -> None:
-    log, head = exported(tmp_path)
-    log.write_bytes(b"".join(forge(log.read_bytes().splitlines(keepends=True))))
-    seen = verified(log, head)
+FORGED: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "second event": changed(1, b"}\n", b',"event":{"event_type":"fake"}}\n'),
+    "second line": another_event_behind,
+    "other key": lambda lines: [lines[0], lines[1].replace(b'{"event":', b'{"evenT":', 1), *lines[2:]],
+    "blank": changed(1, b"}\n", b" }\n"),
+    "further member": changed(1, b"}\n", b',"note":1}\n'),
+    "CRLF": changed(1, b"}\n", b"}\r\n"),
+    "format 1": changed(0, b'"format":2', b'"format":1'),
+    "format 3": changed(0, b'"format":2', b'"format":3'),
+    "second chain": changed(0, b"}\n", b',"chain":"0000000000000000"}\n'),
+    "empty line": lambda lines: [*lines[:2], b"\n", *lines[2:]],
+    "garbage": lambda lines: [*lines, b"\xff garbage\n"],
+    "deep": lambda lines: [*lines, b"[" * 50_000 + b"\n"],
+    "no line feed": lambda lines: [*lines[:-1], lines[-1].rstrip(b"\n")],
+    "empty file": lambda _: [],
+}
 
+
+@pytest.mark.parametrize("form", FORGED)
+def test_the_example_accepts_no_other_form_of_a_line(exported: tuple[Path, Path], form: str) -> None:
+    log, head = exported
+    change(log, FORGED[form])
+    seen = verified(log, head)
     assert (seen.returncode, seen.stderr) == (1, "")
     assert "cannot be verified: " in seen.stdout
 
 
-def test_the_example_accepts_the_members_that_the_format_names(tmp_path: Path) -> None:
+def test_the_example_accepts_the_members_that_the_format_names(exported: tuple[Path, Path]) -> None:
     """`at`, `filed` and `more`, in this order."""
-    log, head = exported(tmp_path)
-    tail = b',"at":1,"filed":{"event_type":"a{\\"}","work_id":null},"more":2}\n'
-    log.write_bytes(b"".join(changed(1, b"}\n", tail)(log.read_bytes().splitlines(keepends=True))))
-
+    log, head = exported
+    change(log, changed(1, b"}\n", b',"at":1,"filed":{"event_type":"a{\\"}","work_id":null},"more":2}\n'))
     assert verified(log, head).returncode == 0, verified(log, head)
 
 
-def test_the_example_compares_with_every_head_of_the_last_chain(tmp_path: Path) -> None:
-    log, head = exported(tmp_path)
+def test_the_example_compares_with_every_head_of_the_last_chain(exported: tuple[Path, Path]) -> None:
+    log, head = exported
     own = json.loads(head.read_bytes())
     before = {"chain": "0" * 16, "sequence": 0, "hash": "0" * 64}
     first = read_line(log.read_bytes().splitlines(keepends=True)[1])
@@ -219,10 +202,10 @@ def test_the_example_compares_with_every_head_of_the_last_chain(tmp_path: Path) 
     assert with_heads({"chain": own["chain"]}) == 1
 
 
-def test_the_example_says_which_file_is_missing(tmp_path: Path) -> None:
-    log, head = exported(tmp_path)
+def test_the_example_says_which_file_is_missing(exported: tuple[Path, Path]) -> None:
+    log, head = exported
     head.unlink()
-    for files in ((log, head), (head,), (tmp_path,), ()):
+    for files in ((log, head), (head,), (log.parent,), ()):
         seen = verified(*files)
         assert (seen.returncode, seen.stderr) == (1, "")
         assert "cannot be verified: " in seen.stdout

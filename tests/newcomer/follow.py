@@ -12,14 +12,14 @@ untried.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-PYTHON = frozenset({"python", "python3", "py"})
-SHELL = frozenset({"console", "bash", "sh", "shell"})
+from tests.docs.run_page import SHELL, fences
+from tests.warm_commands import run_cold
+
 MADE = "-o .venv/.made -o .venv/.run"
 """The environment is there already: nothing is installed again."""
 INSTEAD = {
@@ -28,27 +28,6 @@ INSTEAD = {
     "python -m pip install .": "python -m pip check",
 }
 """The same, in a clone whose environment is linked to the one that runs this: shorter, and without going in circles."""
-
-
-def fences(text: str) -> Iterator[tuple[str, str, int]]:
-    """Language, content, and the line it begins in. What opts out of being run is left to the reader."""
-    inside: list[str] | None = None
-    language, begin, indent = "", 0, 0
-    for number, line in enumerate(text.splitlines(), 1):
-        fence = re.match(r"^(\s*)```(.*)$", line)
-        if inside is None and line == "<!-- run":
-            indent, language, begin, inside = 0, "python", number + 1, []
-        elif line == "-->" and inside is not None:
-            yield language, "\n".join(inside) + "\n", begin
-            inside = None
-        elif fence is None:
-            if inside is not None:
-                inside.append(line[indent:])
-        elif inside is None:
-            indent, language, begin, inside = len(fence[1]), fence[2].strip(), number + 1, []
-        else:
-            yield language, "\n".join(inside) + "\n", begin
-            inside = None
 
 
 def commands(content: str) -> Iterator[tuple[str, list[str]]]:
@@ -77,14 +56,8 @@ def run_command(command: str, shown: list[str], clone: Path) -> str | None:
     ours = re.match(r"(reefknot|rk|mkdir|echo|printf)\b", command)
     if not ours and command not in INSTEAD:
         return f"`{command}`: not known how to follow this"
-    done = subprocess.run(
-        ["bash", "-c", INSTEAD.get(command, command)],
-        cwd=None if ours else clone,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    line = INSTEAD.get(command, command)
+    done = run_cold("bash", "-c", line, cwd=None if ours else clone, timeout=None)
     if done.returncode != 0:
         return f"`{command}` exited with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     lacks = missing(shown, done.stdout + done.stderr)
@@ -95,17 +68,17 @@ def run_command(command: str, shown: list[str], clone: Path) -> str | None:
 def follow(clone: Path, page: Path) -> None:
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
-    for language, content, line in list(fences(page.read_text(encoding="utf-8"))):
-        named = re.fullmatch(r"python file=(\w+\.py)", language)
-        if named is not None:
-            Path(named[1]).write_text(content, encoding="utf-8")
-        elif language in PYTHON:
-            exec(compile("\n" * (line - 1) + content, str(page), "exec", dont_inherit=True), module.__dict__)
-        elif language in SHELL:
-            for command, shown in commands(content):
+    for fence in list(fences(page.read_text(encoding="utf-8"))):
+        if fence.file:
+            Path(fence.file).write_text(fence.content, encoding="utf-8")
+        elif fence.language in SHELL:
+            for command, shown in commands(fence.content):
                 wrong = run_command(command, shown, clone)
                 if wrong is not None:
-                    sys.exit(f"{page.name}:{line}: {wrong}")
+                    sys.exit(f"{page.name}:{fence.line}: {wrong}")
+        else:
+            code = compile("\n" * (fence.line - 1) + fence.content, str(page), "exec", dont_inherit=True)
+            exec(code, module.__dict__)
 
 
 if __name__ == "__main__":

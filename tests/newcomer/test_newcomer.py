@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm_commands import run_cold
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLLOW = Path(__file__).with_name("follow.py")
 TIMEOUT_S = 240
@@ -26,34 +28,23 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def environment(clone: Path, home: Path) -> dict[str, str]:
     """A newcomer's: nothing of ours is set."""
     kept = {name: value for name, value in os.environ.items() if name in ("LANG", "LC_ALL", "TERM")}
-    own = {"PATH": f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(clone / "src")}
+    own = {
+        "PATH": f"{Path(sys.prefix, 'bin')}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{clone / 'src'}{os.pathsep}{clone}",
+    }
     shown = {"NO_COLOR": "1", "COLUMNS": "200", "REEFKNOT_LOG_FORMAT": "text"}  # as a terminal shows it
     return kept | own | shown | {"HOME": str(home), "TMPDIR": str(home)}
 
 
 def followed(clone: Path, page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     folder.mkdir()
-    return subprocess.run(
-        [sys.executable, str(FOLLOW), str(clone), str(page)],
-        cwd=folder,
-        env=environment(clone, folder),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    words = (sys.executable, FOLLOW, clone, page)
+    return run_cold(*words, cwd=folder, env=environment(clone, folder), timeout=TIMEOUT_S)
 
 
 def test_the_clone_runs_its_own_code_and_lacks_nothing(clone: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import reefknot; print(reefknot.__file__); print(reefknot.__version__)"],
-        cwd=tmp_path,
-        env=environment(clone, tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=True,
-    )
+    program = "import reefknot; print(reefknot.__file__); print(reefknot.__version__)"
+    done = run_cold(sys.executable, "-c", program, cwd=tmp_path, env=environment(clone, tmp_path), check=True)
     assert done.stdout.startswith(str(clone))
 
 
