@@ -124,7 +124,7 @@ def _sync(plan: Plan, fn: Function) -> Function:
             if tracing.tracer is not None:
                 return resume(begin(plan, started, since, args, kwargs), fn, args, kwargs)
             try:
-                return fn(*args, **kwargs)
+                return fn(*args, **kwargs) if kwargs else fn(*args)
             except Exception as error:
                 call = begin(plan, started, since, args, kwargs)
                 if call.record_failure(error) is None:
@@ -139,7 +139,7 @@ def _sync(plan: Plan, fn: Function) -> Function:
         if tracing.tracer is not None:
             return resume(begin(plan, None, since, args, kwargs), fn, args, kwargs)
         try:
-            return fn(*args, **kwargs)
+            return fn(*args, **kwargs) if kwargs else fn(*args)
         except Exception as error:
             call = begin(plan, None, since, args, kwargs)
             if call.record_failure(error) is None:
@@ -152,7 +152,6 @@ def _sync(plan: Plan, fn: Function) -> Function:
 def _sync_throttled(plan: Plan, fn: Function) -> Function:
     throttle, statistics = plan.throttle, plan.statistics
     assert throttle is not None
-    cap, tick = throttle.cap, throttle.tick
 
     def throttled_call(*args: Any, **kwargs: Any) -> Any:
         statistics.calls += 1
@@ -161,15 +160,15 @@ def _sync_throttled(plan: Plan, fn: Function) -> Function:
             return resume(begin(plan, started, since, args, kwargs), fn, args, kwargs)
         if started > throttle.edge:
             throttle.roll(started)
-        tick()
+        throttle.executions += 1
         try:
-            value = fn(*args, **kwargs)
+            value = fn(*args, **kwargs) if kwargs else fn(*args)
         except Exception as error:
             call = begin(plan, started, since, args, kwargs)
             if call.record_failure(error) is None:
                 raise
         else:
-            if throttle.tokens < cap:
+            if throttle.tokens < throttle.cap:
                 throttle.feed()
             return value
         return resume(call, fn, args, kwargs)
@@ -187,7 +186,7 @@ def resume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
             if is_counted:
                 call.attempt_started()
             try:
-                value = fn(*args, **kwargs)
+                value = fn(*args, **kwargs) if kwargs else fn(*args)
             except Exception as error:
                 if call.record_failure(error) is None:
                     raise
@@ -282,7 +281,7 @@ def _async(plan: Plan, fn: Function) -> Function:
         if tracing.tracer is not None:
             return await aresume(begin(plan, None, since, args, kwargs), fn, args, kwargs)
         try:
-            return await fn(*args, **kwargs)
+            return await (fn(*args, **kwargs) if kwargs else fn(*args))
         except Exception as error:  # without a hook: a plan with one is timed
             call = begin(plan, None, since, args, kwargs)
             if call.record_failure(error) is None:
@@ -308,7 +307,7 @@ def _async_timed(plan: Plan, fn: Function) -> Function:
         if throttle is not None:
             if started > throttle.edge:
                 throttle.roll(started)
-            throttle.tick()
+            throttle.executions += 1
         try:
             value = await (
                 fn(*args, **kwargs) if seconds == inf else _within(fn(*args, **kwargs), seconds, expired, started)
