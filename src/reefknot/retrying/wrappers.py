@@ -45,18 +45,22 @@ if TYPE_CHECKING:
     Function = Callable[..., Any]
     T = TypeVar("T")
 
-_CallState: type[CallState] | None = None
+_call_state: Callable[..., CallState] | None = None
 _time_limit: Callable[[float, Callable[[], Exception]], Timeout | TrioTimeout] | None = None
 
 
 def begin(plan: Plan, started: float | None, since: int, args: Any, kwargs: Any) -> CallState:
-    """State of a call. The code of failing calls is loaded when something fails for the first time."""
-    global _CallState
-    if _CallState is None:
-        from reefknot.retrying.call import CallState
+    """
+    State of a call of a function. The code of failing calls is loaded when something fails for the first time.
 
-        _CallState = CallState
-    return _CallState(plan, started, since, args, kwargs)
+    The caller of a function gets its value or an error, and records only with the error of a refused result.
+    """
+    global _call_state
+    if _call_state is None:
+        from reefknot.retrying.call import call_state
+
+        _call_state = call_state
+    return _call_state(plan, started, since, args, kwargs, plan.result_rule is not None)
 
 
 def wrapped(plan: Plan, fn: Function) -> Function:
