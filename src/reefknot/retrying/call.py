@@ -45,7 +45,7 @@ from reefknot.runtime.tracing import CallTrace, current_trace_id, tracing
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from logging import Logger
-    from typing import Any
+    from typing import Any, TypeAlias
 
     from reefknot.retrying.breaker import CircuitBreaker
     from reefknot.retrying.functions import Rule, Verdict
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from reefknot.retrying.types import Hook
     from reefknot.runtime.log import LogBudget
 
+    Inputs: TypeAlias = tuple[RetryPolicy, History, Failure, float, bool | None, ThrottleView | None, bool]
 
 WHY = {
     Reason.NOT_RETRYABLE: "not retried: this failure is not retryable",
@@ -71,8 +72,7 @@ _EXHAUSTED = frozenset(
 """Reasons that mark the exception, so that an outer retry does not multiply the attempts."""
 
 DEBUG = 10
-_NOTHING: dict[str, object] = {}
-"""Keyword arguments for calls without any, such as loops."""
+_NOTHING: dict[str, object] = {}  # keyword arguments of calls without any, such as loops
 
 
 class CallState:
@@ -86,35 +86,22 @@ class CallState:
     plan: Plan
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    started: float | None
-    """When the first attempt began, or when it failed if no clock was read before."""
-    since: int
-    """`exhaustions.count` when the call began."""
+    started: float | None  # when the first attempt began, or when it failed if no clock was read before
+    since: int  # `exhaustions.count` when the call began
     resolve: Resolve | None
-    key: int | None
-    """Key of this call's draws; that of a plan without a seed is taken with the first draw."""
     rule: Rule | None
+    key: int | None  # of this call's draws; without a seed, taken with the first one
     attempts: int
-    delay: float
-    """Seconds to wait before the next attempt."""
-    failure: Failure | None
-    """The failure of the last attempt; None until it is read and decided on."""
-    reason: Reason | None
-    """Why there is no further attempt."""
-    gave_up: RetryEvent | None
-    """The end of a call whose caller gets the fallback instead of the error, until `fall_back`."""
-    observe: Callable[..., object] | None
-    """Called with each decision and all of its inputs, for an audit trail."""
-    redact: Callable[[str], str] | None
-    """Removes configured secrets from a failure's message before it is used for a decision or shown."""
-    awaited: list[tuple[str, Awaitable[object]]] | None
-    """Awaitables that async hooks returned, for `await_hooks`."""
-    trace: CallTrace | None
-    """The spans of this call; None while tracing is off."""
-    _records: list[tuple[Failure, float, float | None, float]] | None
-    """The failed attempts; None in a call whose records nobody can ask for."""
-    _held: tuple[Exception, RetryPolicy]
-    """The last failure, kept through the wait only by a plan with `stop=`, which may end the wait with it."""
+    delay: float  # seconds to wait before the next attempt
+    failure: Failure | None  # the last one that was read and decided on
+    reason: Reason | None  # why there is no further attempt
+    gave_up: RetryEvent | None  # an end for which the caller gets the fallback instead of the error, until `fall_back`
+    observe: Callable[..., object] | None  # called with each decision and all of its inputs, for an audit trail
+    redact: Callable[[str], str] | None  # removes configured secrets from a message before anything else reads it
+    awaited: list[tuple[str, Awaitable[object]]] | None  # awaitables that async hooks returned, for `await_hooks`
+    trace: CallTrace | None  # the spans of this call; None while tracing is off
+    _records: list[tuple[Failure, float, float | None, float]] | None  # None where nobody can ask for them
+    _held: tuple[Exception, RetryPolicy]  # the last failure, during the wait of a plan whose `stop=` may end it
 
     @property
     def elapsed(self) -> float:
@@ -140,9 +127,7 @@ class CallState:
             self._call_hook(self.plan.before, "before", self._event(self.attempts + 1))
 
     def succeeded(self, value: object = None) -> None:
-        """
-        Refill the throttle and report a success: to `after=`, and after failures also to the log and `on_recover=`.
-        """
+        """Refill the throttle, and report a success: to `after=`; after failures also to the log and `on_recover=`."""
         plan, throttle = self.plan, self.plan.throttle
         if throttle is not None and throttle.tokens < throttle.cap:
             throttle.feed()
@@ -153,25 +138,19 @@ class CallState:
             plan.statistics.retries += self.attempts
             is_logged = plan.log is not False and (plan.logger or _logger_of(plan)).isEnabledFor(DEBUG)
             if is_logged or plan.on_recover is not None:
-                self._report_recovery(is_logged=is_logged)
+                event = self._event(self.attempts + 1)
+                if is_logged:
+                    self._log_end(event, "recovered", f"succeeded at attempt {event.attempt}")
+                if plan.on_recover is not None:
+                    self._call_hook(plan.on_recover, "on_recover", event)
         if self.trace is not None:
             self.trace.succeeded(self.attempts + 1)
 
-    def _report_recovery(self, *, is_logged: bool) -> None:
-        event = self._event(self.attempts + 1)
-        if is_logged:
-            self._log_end(event, "recovered", f"succeeded at attempt {event.attempt}")
-        if self.plan.on_recover is not None:
-            self._call_hook(self.plan.on_recover, "on_recover", event)
-
     def record_failure(self, error: Exception) -> float | None:
-        """
-        Process a failed attempt: returns the seconds to wait before the next one, or None if the error goes to the
-        caller.
-        """
+        """Process a failed attempt: the seconds to wait before the next one, or None if the caller gets the error."""
         plan = self.plan
         self.attempts = attempts = self.attempts + 1
-        before, self.failure = self.failure, None
+        cls, recorded = type(error), None
         try:
             # Read the failure.
             failure = failure_from(error, self.since)
@@ -180,11 +159,11 @@ class CallState:
 
             # Ask the rule, unless the class says it all: a result that was refused has had a rule of its own.
             verdict: Verdict | None = None
-            if issubclass(type(error), plan.retried):
+            if cls in plan.retried or issubclass(cls, plan.retried):
                 verdict = True
             elif self.rule is not None:
                 verdict = self.rule(error, failure)
-            if verdict is not True or type(error) is DeadlineExceededError:
+            if verdict is not True or cls is DeadlineExceededError:
                 failure, verdict = _resolve_verdict(error, failure, verdict, plan)
 
             # Decide.
@@ -198,21 +177,21 @@ class CallState:
             drawn = 0.0
             if policy.base_delay or failure.retry_after is not None:
                 drawn = self._draw()
-            throttle, broken = None, False
             if plan.is_bare:
+                throttle, broken = None, False
                 decision = decide(policy, history, failure, drawn, verdict)
             else:
                 throttle = None if plan.throttle is None else plan.throttle.view(now)
                 broken = plan.breaker is not None and _is_open(plan.breaker, error)
-                given = (policy, history, failure, drawn)
-                decision = self._decision(given, verdict, throttle, error=error, breaker_open=broken)
+                decision = self._decision((policy, history, failure, drawn, verdict, throttle, broken), error)
 
             # Record.
             if self.observe is not None:
                 more = {"verdict": verdict, "throttle": throttle, "breaker_open": broken}
                 self.observe(decision, policy, history, failure, drawn, **more)
             delay = decision.delay if type(decision) is Again else None
-            self.failure = failure
+            before, self.failure = self.failure, failure
+            recorded = failure
             if self._records is not None:
                 self._records.append((failure, history.elapsed, delay, drawn))
 
@@ -221,8 +200,6 @@ class CallState:
                 self._give_up(decision, error, failure, policy, verdict, before=before)
             else:
                 self.delay = delay
-                if not plan.is_bare:
-                    self._hold(error, policy)
                 left_out = None
                 if (failure.retry_after is None and plan.result_rule is None) or self._is_logged(error):
                     left_out = (plan.log_budget or self._budget()).take(now)
@@ -232,8 +209,8 @@ class CallState:
             delay = None
             self._end_undecided(error, broken_off)
         if self.trace is not None:
-            is_asked = issubclass(type(error), REQUESTED)
-            self.trace.attempt_failed(attempts, self.failure, wait=delay, reason=self.reason, is_asked=is_asked)
+            is_asked = issubclass(cls, REQUESTED)
+            self.trace.attempt_failed(attempts, recorded, wait=delay, reason=self.reason, is_asked=is_asked)
         return delay
 
     def _draw(self) -> float:
@@ -249,24 +226,19 @@ class CallState:
         what = (self.plan.name or "unnamed", type(error).__name__, type(broken_off).__name__)
         logger().error("%s: no decision on a %s: %s while it was read", *what)
 
-    def _decision(
-        self,
-        inputs: tuple[RetryPolicy, History, Failure, float],
-        verdict: bool | None,
-        throttle: ThrottleView | None,
-        *,
-        error: Exception,
-        breaker_open: bool,
-    ) -> Decision:
-        """The decision of a plan that is not bare. The caller's `wait=` is asked only where a wait may follow."""
-        plan, wait = self.plan, None
-        if plan.wait is not None and self.attempts < inputs[0].max_attempts and verdict is not False:
-            wait = plan.wait(
-                self.attempts, lambda: FailedAttempt.of(self._event(self.attempts, inputs[2], error, inputs[0]))
-            )
-        stopped = plan.stop is not None and plan.stop.is_set()
-        more = {"verdict": verdict, "throttle": throttle, "breaker_open": breaker_open, "stopped": stopped}
-        return decide(*inputs, wait=wait, **more)  # type: ignore[arg-type]  # each under its own name
+    def _decision(self, inputs: Inputs, error: Exception) -> Decision:
+        """The decision of a plan that is not bare, and what a retry spends. `wait=` is asked if a wait may follow."""
+        plan, number, wait = self.plan, self.attempts, None
+        policy, _, failure, _, verdict, _, _ = inputs
+        if plan.wait is not None and number < policy.max_attempts and verdict is not False:
+            wait = plan.wait(number, lambda: FailedAttempt.of(self._event(number, failure, error, policy)))
+        decision = decide(*inputs, stopped=plan.stop is not None and plan.stop.is_set(), wait=wait)
+        if type(decision) is Again:
+            if plan.throttle is not None:
+                plan.throttle.spend()
+            if plan.stop is not None:
+                self._held = error, policy
+        return decision
 
     def stop_waiting(self) -> Exception:
         """End the call in the middle of a wait; returns the last failure, for the caller."""
@@ -327,16 +299,9 @@ class CallState:
         plan.log_budget = budget = NO_LINES if plan.log is False else budget_of(plan.name)
         return budget
 
-    def _hold(self, error: Exception, policy: RetryPolicy) -> None:
-        """Spend a token of the throttle on the retry, and keep what `stop_waiting` needs."""
-        if self.plan.throttle is not None:
-            self.plan.throttle.spend()
-        if self.plan.stop is not None:
-            self._held = error, policy
-
     def _report_retry(self, error: Exception, failure: Failure, policy: RetryPolicy, left_out: int | None) -> None:
         plan = self.plan
-        event = self._event(self.attempts, failure, error, policy)
+        event = self._event(self.attempts, failure, error, policy, delay=self.delay)
         if left_out is not None:
             _log_retry(plan, error, event, left_out)
         if plan.after is not None:
@@ -355,11 +320,7 @@ class CallState:
         before: Failure | None = None,
         has_ended: bool = False,
     ) -> None:
-        """
-        Report the end of the call; `before` is the failure before the last.
-
-        `has_ended`: the attempt ended before, and the wait after it ends now.
-        """
+        """Report the end; `before` is the failure before. `has_ended`: the attempt did, and now its wait does."""
         assert isinstance(decision, Stop)
         self._end(error, decision.reason)
         event = self._event(self.attempts, failure, error, policy)
@@ -407,11 +368,10 @@ class CallState:
         error: Exception | None = None,
         policy: RetryPolicy | None = None,
         *,
+        delay: float | None = None,
         value: object = None,
     ) -> RetryEvent:
         most = (policy or self.plan.policy).max_attempts
-        is_decided = self.failure is not None  # not yet where `wait=` is asked
-        delay = self.delay if failure is not None and self.reason is None and is_decided else None
         name = self.plan.name or "unnamed"
         if type(error) is RejectedResult:
             value, error = error.value, None
@@ -419,15 +379,19 @@ class CallState:
         return RetryEvent(name, attempt, most, failure, error, delay, *about_call, value)
 
 
-def call_state(
+def begin_call(
     plan: Plan,
     started: float | None,
     since: int,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] = _NOTHING,
-    keeps_records: bool = True,
+    keeps_records: bool = False,
 ) -> CallState:
-    """The state of a call that begins. It is no `__init__`, which costs more to enter than to run."""
+    """
+    The state of a call that begins: a function, because an `__init__` costs more to enter than to run.
+
+    Who calls a decorated function gets its value or an error, and records only with the error of a refused result.
+    """
     call = CallState()
     call.plan, call.args, call.kwargs = plan, args, kwargs
     call.started, call.since = started, since
@@ -436,16 +400,12 @@ def call_state(
     call.attempts, call.delay = 0, 0.0
     call.failure = call.reason = call.gave_up = call.observe = call.redact = call.awaited = None
     call.trace = None if tracing.tracer is None else CallTrace(tracing.tracer, plan.name or "unnamed")
-    call._records = [] if keeps_records else None
-    call.rule = _not_asked if plan.has_async_rule else plan.rule or _default_rule(plan)
+    call._records = [] if keeps_records or plan.result_rule is not None else None
+    call.rule = _not_asked if plan.has_async_rule else plan.rule
+    has_lists = plan.policy.retryable_exceptions or plan.policy.non_retryable_exceptions  # which decide without a rule
+    if call.rule is None and plan.resolver is None and not has_lists:
+        call.rule = retryable_by_default
     return call
-
-
-def _default_rule(plan: Plan) -> Rule | None:
-    """The rule of a plan without `on=`; None where the lists of its policy decide, or those of each failure's."""
-    policy = plan.policy
-    has_lists = plan.resolver is not None or policy.retryable_exceptions or policy.non_retryable_exceptions
-    return None if has_lists else retryable_by_default
 
 
 def _not_asked(error: Exception, failure: Failure) -> bool:

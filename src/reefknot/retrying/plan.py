@@ -134,26 +134,9 @@ class Plan:
     """A frozen description of one retrier."""
 
     __slots__ = (
+        *("after", "before", "breaker", "fallback", "has_async_rule", "in_thread", "is_bare", "is_heard", "log"),
+        *("log_budget", "logger", "name", "next_key", "on_give_up", "on_recover", "on_retry", "policy"),
         *(
-            "after",
-            "before",
-            "breaker",
-            "fallback",
-            "has_async_rule",
-            "in_thread",
-            "is_bare",
-            "is_heard",
-            "log",
-            "log_budget",
-            "logger",
-            "name",
-            "next_key",
-            "on_give_up",
-            "on_recover",
-            "on_retry",
-        ),
-        *(
-            "policy",
             "raise_result",
             "resolver",
             "result_rule",
@@ -197,13 +180,11 @@ class Plan:
         self.log: bool | int | Logger = True
         self.log_budget: LogBudget | None = None
         """The log budget of this name, made when the first line is due; an empty one for `log=False`."""
-        self.logger: Logger | None = None
-        """The logger of `log`, found when it is first asked for."""
+        self.logger: Logger | None = None  # that of `log`, found when it is first asked for
         self.statistics = RetryStatistics()
         self.is_bare = True
         """Whether a decision needs nothing but the policy: no throttle, breaker, event or wait of the caller's."""
-        self.is_heard = False
-        """Whether a hook is called with each retry."""
+        self.is_heard = False  # whether a hook is called with each retry
 
     @property
     def limited(self) -> bool:

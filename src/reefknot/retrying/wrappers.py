@@ -2,8 +2,9 @@
 Wrappers: a function under a plan, as the same kind of function, with time limits on its attempts.
 
 The wrapper is specialised when the function is decorated. A first-try success runs through `try: return fn(…)` and
-little else; only a failure builds a `CallState` and enters the retry loop. The loop leaves its `except` block before it
-waits, so that no attempt's frame outlives its attempt and no error becomes the context of the next.
+little else, with keywords only if there are any, which spares a dictionary. Only a failure builds a `CallState` and
+enters the retry loop. The loop leaves its `except` block before it waits, so that no attempt's frame outlives its
+attempt and no error becomes the context of the next.
 
 An async attempt is cancelled when its time is over. Most awaits that matter for speed never suspend: the coroutine is
 driven one step by hand, and a timer is armed only if it really waits. A plain attempt with a time limit runs in a
@@ -45,22 +46,20 @@ if TYPE_CHECKING:
     Function = Callable[..., Any]
     T = TypeVar("T")
 
-_call_state: Callable[..., CallState] | None = None
 _time_limit: Callable[[float, Callable[[], Exception]], Timeout | TrioTimeout] | None = None
 
 
-def begin(plan: Plan, started: float | None, since: int, args: Any, kwargs: Any) -> CallState:
-    """
-    State of a call of a function. The code of failing calls is loaded when something fails for the first time.
+def _load_and_begin(plan: Plan, started: float | None, since: int, args: Any, kwargs: Any) -> CallState:
+    """`begin` until something fails for the first time: loads the code of failing calls, whose own takes its place."""
+    global begin
+    from reefknot.retrying.call import begin_call
 
-    The caller of a function gets its value or an error, and records only with the error of a refused result.
-    """
-    global _call_state
-    if _call_state is None:
-        from reefknot.retrying.call import call_state
+    begin = begin_call
+    return begin_call(plan, started, since, args, kwargs)
 
-        _call_state = call_state
-    return _call_state(plan, started, since, args, kwargs, plan.result_rule is not None)
+
+begin: Callable[[Plan, float | None, int, Any, Any], CallState] = _load_and_begin
+"""State of a call that begins."""
 
 
 def wrapped(plan: Plan, fn: Function) -> Function:
@@ -148,7 +147,17 @@ def _sync(plan: Plan, fn: Function) -> Function:
             call = begin(plan, None, since, args, kwargs)
             if call.record_failure(error) is None:
                 raise
-        return resume(call, fn, args, kwargs)
+        while True:  # `resume` without what only other plans have, and without a second frame in every traceback
+            if call.delay > 0.0:
+                pause(call)
+            try:
+                value = fn(*args, **kwargs) if kwargs else fn(*args)
+            except Exception as error:
+                if call.record_failure(error) is None:
+                    raise
+            else:
+                call.succeeded(value)
+                return value
 
     return plain_call
 
