@@ -76,7 +76,7 @@ TABLES = (
         ),
         unit=MICROSECONDS,
         reference=HAND,
-        targets={BARE: (AtMostTimes(5.0, HAND),)},
+        targets={BARE: (AtMostTimes(4.0, HAND),)},
         packages=PACKAGES,
         run=run,
     ),

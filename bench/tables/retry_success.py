@@ -100,7 +100,7 @@ TABLES = (
         unit=MICROSECONDS,
         reference=HAND,
         targets={
-            BARE: (AtMostTimes(1.3, HAND), AheadOf(tuple(SYNC_PEERS))),
+            BARE: (AtMostTimes(1.0, HAND), AheadOf(tuple(SYNC_PEERS))),
             THROTTLED: (AtMostTimes(2.0, HAND), AheadOf(tuple(SYNC_PEERS))),
             DEADLINE: (AheadOf(tuple(SYNC_PEERS)),),
         },
@@ -118,7 +118,7 @@ TABLES = (
         unit=MICROSECONDS,
         reference=HAND,
         targets={
-            BARE: (AtMostTimes(1.3, HAND), AheadOf(tuple(ASYNC_PEERS))),
+            BARE: (AtMostTimes(1.0, HAND), AheadOf(tuple(ASYNC_PEERS))),
             THROTTLED: (AtMostTimes(2.0, HAND), AheadOf(tuple(ASYNC_PEERS))),
             DEADLINE: (AtMostSeconds(5e-6),),
         },

@@ -46,7 +46,7 @@ from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.model import KeyState, compute_key
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
 from reefknot.policy.model.defaults import RetryCategory, operation_target
-from reefknot.retrying.call import CallState
+from reefknot.retrying.call import CallState, begin_call
 from reefknot.retrying.exhaustion import exhaustions
 from reefknot.retrying.functions import what_to_pass
 from reefknot.retrying.plan import Plan
@@ -307,7 +307,7 @@ class RetryManager:
 
         Returns the value and the events to write with it: a success must not fail because of its events.
         """
-        run = CallState(plan, clock.now(), exhaustions.count)
+        run = begin_call(plan, clock.now(), exhaustions.count, keeps_records=True)
         run.redact = self._redactor
         decisions: list[DecisionRecord] = []
         run.observe = lambda *inputs, **more: decisions.append(DecisionRecord.of(*inputs, **more))

@@ -32,7 +32,7 @@ _EXPONENTIAL, _LINEAR, _FIXED = (
 _NONE, _FULL, _EQUAL, _PROPORTIONAL = Jitter.NONE, Jitter.FULL, Jitter.EQUAL, Jitter.PROPORTIONAL
 
 
-def delay_before(k: int, policy: RetryPolicy, *, draw: float, previous: float = 0.0) -> float:
+def delay_before(k: int, policy: RetryPolicy, draw: float, previous: float = 0.0) -> float:
     """The wait before retry `k`. `draw` is in [0, 1); `previous`, the wait before, is for decorrelated jitter."""
     if policy.base_delay == 0.0 and not policy.whole_seconds:
         return 0.0

@@ -68,6 +68,7 @@ class Stop(Struct, frozen=True, gc=False):
 
 
 Decision = Again | Stop
+_AT_ONCE = Again(0.0)
 
 
 class History(Struct, frozen=True, gc=False):
@@ -94,7 +95,6 @@ def decide(
     history: History,
     failure: Failure,
     draw: float,
-    *,
     verdict: bool | None = None,
     throttle: ThrottleView | None = None,
     breaker_open: bool = False,
@@ -125,10 +125,12 @@ def decide(
     if breaker_open:
         return Stop(Reason.BREAKER_OPEN)
 
-    if wait is None:
-        delay = delay_before(history.attempts - 1, policy, draw=draw, previous=history.previous_delay)
-    else:
+    if wait is not None:
         delay = min(wait, policy.max_delay)
+    elif policy.base_delay or policy.whole_seconds:
+        delay = delay_before(history.attempts - 1, policy, draw, history.previous_delay)
+    else:
+        delay = 0.0
     hint = failure.retry_after
     if hint is not None:
         if not hint <= max(policy.max_retry_after, policy.max_delay):  # nan is refused too
@@ -140,7 +142,7 @@ def decide(
         return Stop(Reason.BUDGET_SPENT)
     if throttle is not None and throttle.acting and throttle.tokens < 1.0:
         return Stop(Reason.THROTTLED)
-    return Again(delay)
+    return Again(delay) if delay else _AT_ONCE
 
 
 def matches_exception_lists(exceptions: tuple[str, ...], policy: RetryPolicy) -> bool:

@@ -20,7 +20,7 @@ from reefknot import clock
 from reefknot.core.decide import AttemptRecord
 from reefknot.errors import BreakerOpenError, LoopMisuseError, ParameterError, ParameterTypeError
 from reefknot.retrying.breaker import Guard
-from reefknot.retrying.call import CallState
+from reefknot.retrying.call import begin_call
 from reefknot.retrying.exhaustion import exhaustions
 from reefknot.retrying.functions import RejectedResult, rejected
 from reefknot.retrying.plan import Plan
@@ -110,7 +110,7 @@ class Attempts:
         self.finished = False
         self._begun = False
         self._async = False
-        self.call = CallState(plan, clock.now(), exhaustions.count)
+        self.call = begin_call(plan, clock.now(), exhaustions.count, keeps_records=True)
 
     def timeout(self) -> Timeout | TrioTimeout | None:
         """Time limit of the next attempt; None in a plain loop, whose block cannot be interrupted."""
@@ -158,7 +158,7 @@ class Attempts:
         if option is not None:
             accepted = "a plain function here: a loop ends in a plain `with`, which awaits no hook and no predicate"
             raise ParameterTypeError(option, self.plan.function_of(option), f"{accepted}; use acall or a decorator")
-        self.call = CallState(self.plan, clock.now(), exhaustions.count)
+        self.call = begin_call(self.plan, clock.now(), exhaustions.count, keeps_records=True)
 
     def _turn(self) -> Iterator[Attempt]:
         failures = self.call.attempts

@@ -45,13 +45,15 @@ from reefknot.runtime.tracing import CallTrace, current_trace_id, tracing
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from logging import Logger
-    from typing import Any
+    from typing import Any, TypeAlias
 
     from reefknot.retrying.breaker import CircuitBreaker
-    from reefknot.retrying.functions import Verdict
+    from reefknot.retrying.functions import Rule, Verdict
+    from reefknot.retrying.plan import Resolve
     from reefknot.retrying.types import Hook
     from reefknot.runtime.log import LogBudget
 
+    Inputs: TypeAlias = tuple[RetryPolicy, History, Failure, float, bool | None, ThrottleView | None, bool]
 
 WHY = {
     Reason.NOT_RETRYABLE: "not retried: this failure is not retryable",
@@ -70,69 +72,46 @@ _EXHAUSTED = frozenset(
 """Reasons that mark the exception, so that an outer retry does not multiply the attempts."""
 
 DEBUG = 10
-_NOTHING: dict[str, object] = {}
-"""Keyword arguments for calls without any, such as loops."""
+_NOTHING: dict[str, object] = {}  # keyword arguments of calls without any, such as loops
 
 
 class CallState:
     """State of one call: attempts, time and waits spent so far, and its failures as data."""
 
     __slots__ = (
-        *("_held", "_records", "args", "attempts", "awaited", "delay", "gave_up", "key", "kwargs", "observe", "plan"),
-        *("reason", "redact", "resolve", "rule", "since", "started", "trace"),
+        *("_held", "_records", "args", "attempts", "awaited", "delay", "failure", "gave_up", "key", "kwargs"),
+        *("observe", "plan", "reason", "redact", "resolve", "rule", "since", "started", "trace"),
     )
 
-    _held: tuple[Exception, RetryPolicy]
-    """The last failure, kept through the wait only by a plan with `stop=`, which may end the wait with it."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        started: float | None,
-        since: int,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] = _NOTHING,
-    ) -> None:
-        self.plan = plan
-        self.args = args
-        self.kwargs = kwargs
-        self.started = started
-        self.since = since
-        """`exhaustions.count` when the call began."""
-        self.resolve = None if plan.resolver is None else plan.resolver()
-        self.key = seeds.next_key() if plan.next_key is None else plan.next_key()
-        self.attempts = 0
-        self.delay = 0.0
-        """Seconds to wait before the next attempt."""
-        self.reason: Reason | None = None
-        """Why there is no further attempt."""
-        self.gave_up: RetryEvent | None = None
-        """The end of a call whose caller gets the fallback instead of the error, until `fall_back`."""
-        self.observe: Callable[..., object] | None = None
-        """Called with each decision and all of its inputs, for an audit trail."""
-        self.redact: Callable[[str], str] | None = None
-        """Removes configured secrets from a failure's message before it is used for a decision or shown."""
-        self._records: list[tuple[Failure, float, float | None, float]] = []
-        self.awaited: list[tuple[str, Awaitable[object]]] | None = None
-        """Awaitables that async hooks returned, for `await_hooks`."""
-        tracer = tracing.tracer
-        self.trace = None if tracer is None else CallTrace(tracer, plan.name or "unnamed")
-        """The spans of this call; None while tracing is off."""
-        self.rule = _not_asked if plan.has_async_rule else plan.rule
-        if self.rule is None and self.resolve is None:
-            policy = plan.policy
-            if not (policy.retryable_exceptions or policy.non_retryable_exceptions):  # else its lists decide
-                self.rule = retryable_by_default
+    plan: Plan
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    started: float | None  # when the first attempt began, or when it failed if no clock was read before
+    since: int  # `exhaustions.count` when the call began
+    resolve: Resolve | None
+    rule: Rule | None
+    key: int | None  # of this call's draws; without a seed, taken with the first one
+    attempts: int
+    delay: float  # seconds to wait before the next attempt
+    failure: Failure | None  # the last one that was read and decided on
+    reason: Reason | None  # why there is no further attempt
+    gave_up: RetryEvent | None  # an end for which the caller gets the fallback instead of the error, until `fall_back`
+    observe: Callable[..., object] | None  # called with each decision and all of its inputs, for an audit trail
+    redact: Callable[[str], str] | None  # removes configured secrets from a message before anything else reads it
+    awaited: list[tuple[str, Awaitable[object]]] | None  # awaitables that async hooks returned, for `await_hooks`
+    trace: CallTrace | None  # the spans of this call; None while tracing is off
+    _records: list[tuple[Failure, float, float | None, float]] | None  # None where nobody can ask for them
+    _held: tuple[Exception, RetryPolicy]  # the last failure, during the wait of a plan whose `stop=` may end it
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the first attempt began, or since it failed when no clock was read before."""
+        """Seconds since `started`."""
         return 0.0 if self.started is None else clock.now() - self.started
 
     @property
     def records(self) -> tuple[AttemptRecord, ...]:
-        """Failed attempts so far."""
-        return tuple(AttemptRecord(number, *record) for number, record in enumerate(self._records, 1))
+        """Failed attempts so far; none in a call whose records nobody can ask for."""
+        return tuple(AttemptRecord(number, *record) for number, record in enumerate(self._records or (), 1))
 
     def attempt_started(self) -> None:
         """Count an attempt in the throttle, begin its span, and call `before=`."""
@@ -148,140 +127,129 @@ class CallState:
             self._call_hook(self.plan.before, "before", self._event(self.attempts + 1))
 
     def succeeded(self, value: object = None) -> None:
-        """
-        Refill the throttle and report a success: to `after=`, and after failures also to the log and `on_recover=`.
-        """
-        throttle = self.plan.throttle
+        """Refill the throttle, and report a success: to `after=`; after failures also to the log and `on_recover=`."""
+        plan, throttle = self.plan, self.plan.throttle
         if throttle is not None and throttle.tokens < throttle.cap:
             throttle.feed()
-        if self.plan.after is not None:
+        if plan.after is not None:
             shown = None if type(value) is FirstItem else value
-            self._call_hook(self.plan.after, "after", self._event(self.attempts + 1, value=shown))
+            self._call_hook(plan.after, "after", self._event(self.attempts + 1, value=shown))
         if self.attempts:
-            self._report_recovery()
+            plan.statistics.retries += self.attempts
+            is_logged = plan.log is not False and (plan.logger or _logger_of(plan)).isEnabledFor(DEBUG)
+            if is_logged or plan.on_recover is not None:
+                event = self._event(self.attempts + 1)
+                if is_logged:
+                    self._log_end(event, "recovered", f"succeeded at attempt {event.attempt}")
+                if plan.on_recover is not None:
+                    self._call_hook(plan.on_recover, "on_recover", event)
         if self.trace is not None:
             self.trace.succeeded(self.attempts + 1)
 
-    def _report_recovery(self) -> None:
-        self.plan.statistics.retries += self.attempts
-        is_logged = self.plan.log is not False and _logger_of(self.plan).isEnabledFor(DEBUG)
-        if is_logged or self.plan.on_recover is not None:
-            event = self._event(self.attempts + 1)
-            if is_logged:
-                self._log_end(event, "recovered", f"succeeded at attempt {event.attempt}")
-            if self.plan.on_recover is not None:
-                self._call_hook(self.plan.on_recover, "on_recover", event)
-
     def record_failure(self, error: Exception) -> float | None:
-        """
-        Process a failed attempt: returns the seconds to wait before the next one, or None if the error goes to the
-        caller.
-        """
-        self.attempts += 1
+        """Process a failed attempt: the seconds to wait before the next one, or None if the caller gets the error."""
+        plan = self.plan
+        self.attempts = attempts = self.attempts + 1
+        cls, recorded = type(error), None
         try:
-            delay = self._decide(error)
-        except Exception as broken:  # an error that cannot be read, or a rule that fails, never replaces the error
-            if self.reason is None:
-                self._end(error, Reason.NOT_RETRYABLE)
-            what = (self.plan.name or "unnamed", type(error).__name__, type(broken).__name__)
-            logger().error("%s: no decision on a %s: %s while it was read", *what)
+            # Read the failure.
+            failure = failure_from(error, self.since)
+            if self.redact is not None:
+                failure = replace(failure, message=self.redact(failure.message))
+
+            # Ask the rule, unless the class says it all: a result that was refused has had a rule of its own.
+            verdict: Verdict | None = None
+            if cls in plan.retried or issubclass(cls, plan.retried):
+                verdict = True
+            elif self.rule is not None:
+                verdict = self.rule(error, failure)
+            if verdict is not True or cls is DeadlineExceededError:
+                failure, verdict = _resolve_verdict(error, failure, verdict, plan)
+
+            # Decide.
+            now = clock.now()
+            if self.started is None:
+                self.started = now
+            policy = plan.policy if self.resolve is None else self.resolve(failure)
+            if retry_switch.is_in_use and retry_switch.most < policy.max_attempts:
+                policy = policy.replace(max_attempts=retry_switch.most)
+            history = History(attempts, now - self.started, self.delay)
+            drawn = 0.0
+            if policy.base_delay or failure.retry_after is not None:
+                drawn = self._draw()
+            if plan.is_bare:
+                throttle, broken = None, False
+                decision = decide(policy, history, failure, drawn, verdict)
+            else:
+                throttle = None if plan.throttle is None else plan.throttle.view(now)
+                broken = plan.breaker is not None and _is_open(plan.breaker, error)
+                decision = self._decision((policy, history, failure, drawn, verdict, throttle, broken), error)
+
+            # Record.
+            if self.observe is not None:
+                more = {"verdict": verdict, "throttle": throttle, "breaker_open": broken}
+                self.observe(decision, policy, history, failure, drawn, **more)
+            delay = decision.delay if type(decision) is Again else None
+            before, self.failure = self.failure, failure
+            recorded = failure
+            if self._records is not None:
+                self._records.append((failure, history.elapsed, delay, drawn))
+
+            # Report.
+            if delay is None:
+                self._give_up(decision, error, failure, policy, verdict, before=before)
+            else:
+                self.delay = delay
+                left_out = None
+                if (failure.retry_after is None and plan.result_rule is None) or self._is_logged(error):
+                    left_out = (plan.log_budget or self._budget()).take(now)
+                if left_out is not None or plan.is_heard:
+                    self._report_retry(error, failure, policy, left_out)
+        except Exception as broken_off:  # an error that cannot be read, or a rule that fails, never replaces the error
             delay = None
+            self._end_undecided(error, broken_off)
         if self.trace is not None:
-            is_asked, failure = issubclass(type(error), REQUESTED), self._last_failure()
-            self.trace.attempt_failed(self.attempts, failure, wait=delay, reason=self.reason, is_asked=is_asked)
+            is_asked = issubclass(cls, REQUESTED)
+            self.trace.attempt_failed(attempts, recorded, wait=delay, reason=self.reason, is_asked=is_asked)
         return delay
 
-    def _last_failure(self) -> Failure | None:
-        """The failure of the last attempt; None when it could not be read."""
-        return self._records[-1][0] if len(self._records) == self.attempts else None
+    def _draw(self) -> float:
+        """The random number for this failure's wait."""
+        if self.key is None:
+            self.key = seeds.next_key()
+        return draw(seeds.process_seed if self.plan.seed is None else self.plan.seed, self.key, self.attempts - 1)
 
-    def _decide(self, error: Exception) -> float | None:
-        plan, attempts = self.plan, self.attempts
+    def _end_undecided(self, error: Exception, broken_off: Exception) -> None:
+        """End the call with an error about which nothing could be decided."""
+        if self.reason is None:
+            self._end(error, Reason.NOT_RETRYABLE)
+        what = (self.plan.name or "unnamed", type(error).__name__, type(broken_off).__name__)
+        logger().error("%s: no decision on a %s: %s while it was read", *what)
 
-        # Read the failure.
-        failure = failure_from(error, self.since)
-        if self.redact is not None:
-            failure = replace(failure, message=self.redact(failure.message))
-
-        # Ask the rule. It is about errors: a result that was refused has had its own rule.
-        verdict: Verdict | None = None
-        if self.rule is not None:
-            verdict = True if type(error) is RejectedResult else self.rule(error, failure)
-        if verdict is not True or type(error) is DeadlineExceededError:
-            failure, verdict = _resolve_verdict(error, failure, verdict, plan)
-
-        # Decide.
-        now = clock.now()
-        if self.started is None:
-            self.started = now
-        policy = plan.policy if self.resolve is None else self.resolve(failure)
-        if retry_switch.is_in_use and retry_switch.most < policy.max_attempts:
-            policy = policy.replace(max_attempts=retry_switch.most)
-        history = History(attempts, now - self.started, self.delay)
-        drawn = 0.0
-        if policy.base_delay or failure.retry_after is not None:
-            drawn = draw(seeds.process_seed if plan.seed is None else plan.seed, self.key, attempts - 1)
-        throttle, broken = None, False
-        if plan.is_bare:
-            decision = decide(policy, history, failure, drawn, verdict=verdict)
-        else:
-            throttle = None if plan.throttle is None else plan.throttle.view(now)
-            broken = plan.breaker is not None and _is_open(plan.breaker, error)
-            given = (policy, history, failure, drawn)
-            decision = self._decision(given, verdict, throttle, error=error, breaker_open=broken)
-
-        # Record.
-        if self.observe is not None:
-            self.observe(
-                decision, policy, history, failure, drawn, verdict=verdict, throttle=throttle, breaker_open=broken
-            )
-        delay = decision.delay if type(decision) is Again else None
-        self._records.append((failure, history.elapsed, delay, drawn))
-
-        # Report.
-        if delay is None:
-            self._give_up(decision, error, failure, policy, verdict)
-            return None
-        self.delay = delay
-        if plan.throttle is not None:
-            plan.throttle.spend()
-        if plan.stop is not None:
-            self._held = error, policy
-        left_out = None
-        if (failure.retry_after is None and plan.result_rule is None) or self._is_logged(error):
-            budget = plan.log_budget
-            left_out = (self._budget() if budget is None else budget).take(now)
-        if left_out is not None or plan.on_retry is not None or plan.after is not None:
-            self._report_retry(error, failure, policy, left_out)
-        return delay
-
-    def _decision(
-        self,
-        inputs: tuple[RetryPolicy, History, Failure, float],
-        verdict: bool | None,
-        throttle: ThrottleView | None,
-        *,
-        error: Exception,
-        breaker_open: bool,
-    ) -> Decision:
-        """The decision of a plan that is not bare. The caller's `wait=` is asked only where a wait may follow."""
-        plan, wait = self.plan, None
-        if plan.wait is not None and self.attempts < inputs[0].max_attempts and verdict is not False:
-            wait = plan.wait(
-                self.attempts, lambda: FailedAttempt.of(self._event(self.attempts, inputs[2], error, inputs[0]))
-            )
-        stopped = plan.stop is not None and plan.stop.is_set()
-        more = {"verdict": verdict, "throttle": throttle, "breaker_open": breaker_open, "stopped": stopped}
-        return decide(*inputs, wait=wait, **more)  # type: ignore[arg-type]  # each under its own name
+    def _decision(self, inputs: Inputs, error: Exception) -> Decision:
+        """The decision of a plan that is not bare, and what a retry spends. `wait=` is asked if a wait may follow."""
+        plan, number, wait = self.plan, self.attempts, None
+        policy, _, failure, _, verdict, _, _ = inputs
+        if plan.wait is not None and number < policy.max_attempts and verdict is not False:
+            wait = plan.wait(number, lambda: FailedAttempt.of(self._event(number, failure, error, policy)))
+        decision = decide(*inputs, stopped=plan.stop is not None and plan.stop.is_set(), wait=wait)
+        if type(decision) is Again:
+            if plan.throttle is not None:
+                plan.throttle.spend()
+            if plan.stop is not None:
+                self._held = error, policy
+        return decision
 
     def stop_waiting(self) -> Exception:
         """End the call in the middle of a wait; returns the last failure, for the caller."""
         error, policy = self._held
-        failure, elapsed, _, drawn = self._records[-1]
-        self._records[-1] = failure, elapsed, None, drawn
-        self._give_up(Stop(Reason.STOPPED), error, failure, policy, has_ended=True)
+        assert self.failure is not None
+        if self._records is not None:
+            failure, elapsed, _, drawn = self._records[-1]
+            self._records[-1] = failure, elapsed, None, drawn
+        self._give_up(Stop(Reason.STOPPED), error, self.failure, policy, has_ended=True)
         if self.trace is not None:
-            self.trace.gave_up(self.attempts, failure, self.reason)
+            self.trace.gave_up(self.attempts, self.failure, self.reason)
         del self._held
         return error
 
@@ -332,13 +300,14 @@ class CallState:
         return budget
 
     def _report_retry(self, error: Exception, failure: Failure, policy: RetryPolicy, left_out: int | None) -> None:
-        event = self._event(self.attempts, failure, error, policy)
+        plan = self.plan
+        event = self._event(self.attempts, failure, error, policy, delay=self.delay)
         if left_out is not None:
-            _log_retry(self.plan, error, event, left_out)
-        if self.plan.after is not None:
-            self._call_hook(self.plan.after, "after", event)
-        if self.plan.on_retry is not None:
-            self._call_hook(self.plan.on_retry, "on_retry", event)
+            _log_retry(plan, error, event, left_out)
+        if plan.after is not None:
+            self._call_hook(plan.after, "after", event)
+        if plan.on_retry is not None:
+            self._call_hook(plan.on_retry, "on_retry", event)
 
     def _give_up(
         self,
@@ -348,16 +317,17 @@ class CallState:
         policy: RetryPolicy,
         verdict: bool | None = None,
         *,
+        before: Failure | None = None,
         has_ended: bool = False,
     ) -> None:
-        """Report the end of the call. `has_ended`: the attempt ended before, and the wait after it ends now."""
+        """Report the end; `before` is the failure before. `has_ended`: the attempt did, and now its wait does."""
         assert isinstance(decision, Stop)
         self._end(error, decision.reason)
         event = self._event(self.attempts, failure, error, policy)
         if self.reason in _EXHAUSTED:
             mark_exhausted(error)
-        if failure.code is ErrorCode.cancelled_by_timeout and len(self._records) > 1:
-            error.add_note(f"the attempt before failed with {self._records[-2][0]}")
+        if failure.code is ErrorCode.cancelled_by_timeout and before is not None:
+            error.add_note(f"the attempt before failed with {before}")
         _annotate(error, event, policy)
         level, why = DEBUG, WHY[decision.reason]
         if self.plan.fallback is not NO_FALLBACK and _is_given_up(decision.reason, failure, policy, verdict):
@@ -398,16 +368,44 @@ class CallState:
         error: Exception | None = None,
         policy: RetryPolicy | None = None,
         *,
+        delay: float | None = None,
         value: object = None,
     ) -> RetryEvent:
         most = (policy or self.plan.policy).max_attempts
-        is_decided = len(self._records) == self.attempts  # not yet where `wait=` is asked
-        delay = self.delay if failure is not None and self.reason is None and is_decided else None
         name = self.plan.name or "unnamed"
         if type(error) is RejectedResult:
             value, error = error.value, None
         about_call = self.elapsed, self.reason, self.args, self.kwargs
         return RetryEvent(name, attempt, most, failure, error, delay, *about_call, value)
+
+
+def begin_call(
+    plan: Plan,
+    started: float | None,
+    since: int,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] = _NOTHING,
+    keeps_records: bool = False,
+) -> CallState:
+    """
+    The state of a call that begins: a function, because an `__init__` costs more to enter than to run.
+
+    Who calls a decorated function gets its value or an error, and records only with the error of a refused result.
+    """
+    call = CallState()
+    call.plan, call.args, call.kwargs = plan, args, kwargs
+    call.started, call.since = started, since
+    call.resolve = None if plan.resolver is None else plan.resolver()
+    call.key = None if plan.next_key is None else plan.next_key()
+    call.attempts, call.delay = 0, 0.0
+    call.failure = call.reason = call.gave_up = call.observe = call.redact = call.awaited = None
+    call.trace = None if tracing.tracer is None else CallTrace(tracing.tracer, plan.name or "unnamed")
+    call._records = [] if keeps_records or plan.result_rule is not None else None
+    call.rule = _not_asked if plan.has_async_rule else plan.rule
+    has_lists = plan.policy.retryable_exceptions or plan.policy.non_retryable_exceptions  # which decide without a rule
+    if call.rule is None and plan.resolver is None and not has_lists:
+        call.rule = retryable_by_default
+    return call
 
 
 def _not_asked(error: Exception, failure: Failure) -> bool:
@@ -468,7 +466,9 @@ def _annotate(error: Exception, event: RetryEvent, policy: RetryPolicy) -> None:
 
 
 def _logger_of(plan: Plan) -> Logger:
-    return logger() if isinstance(plan.log, int) else plan.log
+    if plan.logger is None:
+        plan.logger = logger() if isinstance(plan.log, int) else plan.log
+    return plan.logger
 
 
 def _level_of(plan: Plan, error: Exception) -> int:

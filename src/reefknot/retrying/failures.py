@@ -29,7 +29,7 @@ from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import class_name
 from reefknot.retrying.exhaustion import is_exhausted
 from reefknot.retrying.functions import UNREADABLE, every_leaf, is_group, leaves_of
-from reefknot.runtime.redaction import process_redactor, redact
+from reefknot.runtime.redaction import on_other_secrets, process_redactor, redact
 
 if TYPE_CHECKING:
     from reefknot.retrying.functions import Verdict
@@ -54,10 +54,9 @@ _traits_of: dict[type, _ClassTraits] = {}
 _last_failure: dict[type, Failure] = {}
 """
 The last failure of each class that is read by its text alone, because an outage repeats itself. The kept message is
-redacted, so a text with a secret in it never equals it and is read again; another redactor makes all of them be read
-again.
+redacted, so a text with a secret in it never equals it and is read again; so are all of them with other secrets.
 """
-_last_redactor = process_redactor()
+on_other_secrets(_last_failure.clear)
 
 
 # ---- retried by default ----------------------------------------------------------------------------------------------
@@ -154,19 +153,18 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
     `since` is the count of exhausted retries when the call began: an older mark on a re-used exception object belongs
     to another call.
     """
-    global _last_redactor
     cls = type(error)
-    if _last_redactor is not process_redactor():
-        _last_redactor = process_redactor()
-        _last_failure.clear()
     try:
-        text = str.__str__(str(error))  # a plain text, whatever class of text it was
+        text = str(error)
+        if type(text) is not str:
+            text = str.__str__(text)  # a plain text, whatever class of text it was
         last = _last_failure.get(cls)
         if last is not None and last.message == text and error.__cause__ is None and not error.__dict__:
             return last
-        message = redact(text)
+        redactor = process_redactor()
+        message = redactor(text)
     except UNREADABLE:
-        message = f"<{cls.__name__} cannot be shown>"
+        redactor, message = None, f"<{cls.__name__} cannot be shown>"
     names, kind, has_no_attributes = _traits_of.get(cls) or _class_traits(cls)
     try:
         number = getattr(error, "errno", None) if kind is None and issubclass(cls, OSError) else None
@@ -178,7 +176,7 @@ def failure_from(error: BaseException, since: int = 0) -> Failure:
             if kind is None:
                 kind = kind_of_text(message)
             failure = Failure(kind.code, kind.failure_type, message, None, None, names, exhausted)
-            if not exhausted:
+            if not exhausted and redactor is process_redactor():
                 _last_failure[cls] = failure
             return failure
         failure = _failure_from_attributes(error, message, names)

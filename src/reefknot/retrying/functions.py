@@ -357,6 +357,7 @@ def _class_rule(classes: tuple[type[Exception], ...]) -> Rule:
             return every_leaf(error, lambda leaf: issubclass(type(leaf), classes))
         return False
 
+    rule.classes = classes  # type: ignore[attr-defined]  # for the plan, which need not ask about them
     return rule
 
 

@@ -14,6 +14,7 @@ from os import environ
 from reefknot.core.policy import MOST_ATTEMPTS, RetryPolicy
 from reefknot.errors import ParameterError, ParameterTypeError
 from reefknot.retrying.functions import (
+    RejectedResult,
     RetryStatistics,
     checked_arity,
     is_async,
@@ -133,27 +134,13 @@ class Plan:
     """A frozen description of one retrier."""
 
     __slots__ = (
+        *("after", "before", "breaker", "fallback", "has_async_rule", "in_thread", "is_bare", "is_heard", "log"),
+        *("log_budget", "logger", "name", "next_key", "on_give_up", "on_recover", "on_retry", "policy"),
         *(
-            "after",
-            "before",
-            "breaker",
-            "fallback",
-            "has_async_rule",
-            "in_thread",
-            "is_bare",
-            "log",
-            "log_budget",
-            "name",
-            "next_key",
-            "on_give_up",
-            "on_recover",
-            "on_retry",
-        ),
-        *(
-            "policy",
             "raise_result",
             "resolver",
             "result_rule",
+            "retried",
             "rule",
             "seed",
             "statistics",
@@ -169,6 +156,8 @@ class Plan:
         self.resolver = resolver
         """For a policy that depends on the failure: called once per call, so that a call keeps its policy book."""
         self.rule: Rule | None = None
+        self.retried: tuple[type[Exception], ...] = (RejectedResult,)
+        """Classes whose errors are retried without a question to the rule."""
         self.has_async_rule = False
         """Whether the predicate of `on=` has to be awaited."""
         self.result_rule: ResultRule | None = None
@@ -191,9 +180,11 @@ class Plan:
         self.log: bool | int | Logger = True
         self.log_budget: LogBudget | None = None
         """The log budget of this name, made when the first line is due; an empty one for `log=False`."""
+        self.logger: Logger | None = None  # that of `log`, found when it is first asked for
         self.statistics = RetryStatistics()
         self.is_bare = True
         """Whether a decision needs nothing but the policy: no throttle, breaker, event or wait of the caller's."""
+        self.is_heard = False  # whether a hook is called with each retry
 
     @property
     def limited(self) -> bool:
@@ -234,8 +225,9 @@ class Plan:
         for key, value in options.items():
             plan._set(key, value)
         plan.is_bare = all(one is None for one in (plan.throttle, plan.breaker, plan.stop, plan.wait))
+        plan.is_heard = plan.on_retry is not None or plan.after is not None
         if plan.name != self.name or plan.log is not self.log:
-            plan.log_budget = None
+            plan.log_budget = plan.logger = None
         return plan
 
     def counted_alone(self) -> Plan:
@@ -249,6 +241,7 @@ class Plan:
             case "on":
                 self.rule = rule_for(value)  # type: ignore[arg-type]  # which checks it
                 self.has_async_rule = is_async(self.rule)
+                self.retried = (*getattr(self.rule, "classes", ()), RejectedResult)
             case "on_result":
                 self.result_rule = result_rule_for(value)
             case "wait":

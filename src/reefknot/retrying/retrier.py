@@ -16,7 +16,7 @@ from reefknot.core.failure import Failure
 from reefknot.core.policy import RetryPolicy
 from reefknot.errors import ParameterError, ParameterTypeError
 from reefknot.retrying.attempts import Attempts
-from reefknot.retrying.call import CallState
+from reefknot.retrying.call import CallState, begin_call
 from reefknot.retrying.exhaustion import exhaustions
 from reefknot.retrying.functions import RejectedResult, is_async, name_of, what_to_pass
 from reefknot.retrying.plan import LIBRARY_DEFAULT, NO_FALLBACK, Plan, meant_instead_of
@@ -139,7 +139,7 @@ class Retrier(Generic[F]):
         """Return the outcome as data: the last error is in it, not raised."""
         plan = self._named(_plain(fn))
         refuse_in_plain_code(plan)
-        call = CallState(plan, clock.now(), exhaustions.count, args, kwargs)
+        call = begin_call(plan, clock.now(), exhaustions.count, args, kwargs, keeps_records=True)
         try:
             value = execute(call, fn, args, kwargs)
         except Exception as error:
@@ -157,7 +157,7 @@ class Retrier(Generic[F]):
         """`run`, awaited."""
         plan = self._named(fn)
         awaited = checking_result(plan, _awaited(fn))
-        call = CallState(plan, clock.now(), exhaustions.count, args, kwargs)
+        call = begin_call(plan, clock.now(), exhaustions.count, args, kwargs, keeps_records=True)
         try:
             value = await aresume(call, awaited, args, kwargs)
         except _PlainResult:

@@ -2,8 +2,9 @@
 Wrappers: a function under a plan, as the same kind of function, with time limits on its attempts.
 
 The wrapper is specialised when the function is decorated. A first-try success runs through `try: return fn(…)` and
-little else; only a failure builds a `CallState` and enters the retry loop. The loop leaves its `except` block before it
-waits, so that no attempt's frame outlives its attempt and no error becomes the context of the next.
+little else, with keywords only if there are any, which spares a dictionary. Only a failure builds a `CallState` and
+enters the retry loop. The loop leaves its `except` block before it waits, so that no attempt's frame outlives its
+attempt and no error becomes the context of the next.
 
 An async attempt is cancelled when its time is over. Most awaits that matter for speed never suspend: the coroutine is
 driven one step by hand, and a timer is armed only if it really waits. A plain attempt with a time limit runs in a
@@ -45,18 +46,20 @@ if TYPE_CHECKING:
     Function = Callable[..., Any]
     T = TypeVar("T")
 
-_CallState: type[CallState] | None = None
 _time_limit: Callable[[float, Callable[[], Exception]], Timeout | TrioTimeout] | None = None
 
 
-def begin(plan: Plan, started: float | None, since: int, args: Any, kwargs: Any) -> CallState:
-    """State of a call. The code of failing calls is loaded when something fails for the first time."""
-    global _CallState
-    if _CallState is None:
-        from reefknot.retrying.call import CallState
+def _load_and_begin(plan: Plan, started: float | None, since: int, args: Any, kwargs: Any) -> CallState:
+    """`begin` until something fails for the first time: loads the code of failing calls, whose own takes its place."""
+    global begin
+    from reefknot.retrying.call import begin_call
 
-        _CallState = CallState
-    return _CallState(plan, started, since, args, kwargs)
+    begin = begin_call
+    return begin_call(plan, started, since, args, kwargs)
+
+
+begin: Callable[[Plan, float | None, int, Any, Any], CallState] = _load_and_begin
+"""State of a call that begins."""
 
 
 def wrapped(plan: Plan, fn: Function) -> Function:
@@ -124,7 +127,7 @@ def _sync(plan: Plan, fn: Function) -> Function:
             if tracing.tracer is not None:
                 return resume(begin(plan, started, since, args, kwargs), fn, args, kwargs)
             try:
-                return fn(*args, **kwargs)
+                return fn(*args, **kwargs) if kwargs else fn(*args)
             except Exception as error:
                 call = begin(plan, started, since, args, kwargs)
                 if call.record_failure(error) is None:
@@ -139,12 +142,22 @@ def _sync(plan: Plan, fn: Function) -> Function:
         if tracing.tracer is not None:
             return resume(begin(plan, None, since, args, kwargs), fn, args, kwargs)
         try:
-            return fn(*args, **kwargs)
+            return fn(*args, **kwargs) if kwargs else fn(*args)
         except Exception as error:
             call = begin(plan, None, since, args, kwargs)
             if call.record_failure(error) is None:
                 raise
-        return resume(call, fn, args, kwargs)
+        while True:  # `resume` without what only other plans have, and without a second frame in every traceback
+            if call.delay > 0.0:
+                pause(call)
+            try:
+                value = fn(*args, **kwargs) if kwargs else fn(*args)
+            except Exception as error:
+                if call.record_failure(error) is None:
+                    raise
+            else:
+                call.succeeded(value)
+                return value
 
     return plain_call
 
@@ -152,7 +165,6 @@ def _sync(plan: Plan, fn: Function) -> Function:
 def _sync_throttled(plan: Plan, fn: Function) -> Function:
     throttle, statistics = plan.throttle, plan.statistics
     assert throttle is not None
-    cap, tick = throttle.cap, throttle.tick
 
     def throttled_call(*args: Any, **kwargs: Any) -> Any:
         statistics.calls += 1
@@ -161,15 +173,15 @@ def _sync_throttled(plan: Plan, fn: Function) -> Function:
             return resume(begin(plan, started, since, args, kwargs), fn, args, kwargs)
         if started > throttle.edge:
             throttle.roll(started)
-        tick()
+        throttle.executions += 1
         try:
-            value = fn(*args, **kwargs)
+            value = fn(*args, **kwargs) if kwargs else fn(*args)
         except Exception as error:
             call = begin(plan, started, since, args, kwargs)
             if call.record_failure(error) is None:
                 raise
         else:
-            if throttle.tokens < cap:
+            if throttle.tokens < throttle.cap:
                 throttle.feed()
             return value
         return resume(call, fn, args, kwargs)
@@ -187,7 +199,7 @@ def resume(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
             if is_counted:
                 call.attempt_started()
             try:
-                value = fn(*args, **kwargs)
+                value = fn(*args, **kwargs) if kwargs else fn(*args)
             except Exception as error:
                 if call.record_failure(error) is None:
                     raise
@@ -282,7 +294,7 @@ def _async(plan: Plan, fn: Function) -> Function:
         if tracing.tracer is not None:
             return await aresume(begin(plan, None, since, args, kwargs), fn, args, kwargs)
         try:
-            return await fn(*args, **kwargs)
+            return await (fn(*args, **kwargs) if kwargs else fn(*args))
         except Exception as error:  # without a hook: a plan with one is timed
             call = begin(plan, None, since, args, kwargs)
             if call.record_failure(error) is None:
@@ -308,7 +320,7 @@ def _async_timed(plan: Plan, fn: Function) -> Function:
         if throttle is not None:
             if started > throttle.edge:
                 throttle.roll(started)
-            throttle.tick()
+            throttle.executions += 1
         try:
             value = await (
                 fn(*args, **kwargs) if seconds == inf else _within(fn(*args, **kwargs), seconds, expired, started)

@@ -45,7 +45,7 @@ class LogBudget:
 
     def take(self, now: float) -> int | None:
         """Take one line: returns how many were left out since the last one, or None when this one is left out too."""
-        if self._updated <= now < self._quiet_until:
+        if now < self._quiet_until and now >= self._updated:
             self._left_out += 1
             return None
         if now < self._updated - BURST:  # another clock, such as a virtual one: the bucket is full again

@@ -9,13 +9,19 @@ or not `secrets=` was said. One redactor for all threads: steps that are plain f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from reefknot.core.redaction import Redactor
 
 _known: Counter[str] = Counter()
 _process = Redactor()
+_forgetting: list[Callable[[], None]] = []
+
+
+def on_other_secrets(forget: Callable[[], None]) -> None:
+    """Call `forget` whenever the secrets of this process have changed: what was redacted before may show a new one."""
+    _forgetting.append(forget)
 
 
 def add_secrets(secrets: Iterable[str]) -> None:
@@ -36,6 +42,8 @@ def _renew() -> None:
         del _known[secret]
     if _process.secrets != frozenset(_known):
         _process = Redactor(_known)
+        for forget in _forgetting:
+            forget()
 
 
 def process_redactor(own: Redactor | None = None) -> Redactor:

@@ -65,6 +65,15 @@ def test_a_batch_has_as_many_calls_as_fit_into_its_time_and_at_least_one(seconds
     assert batch_size(steady("a", seconds), 0.01) == calls
 
 
+def test_a_batch_that_was_held_up_does_not_make_the_others_small() -> None:
+    held_up = iter([1.0, 1.0])
+
+    def batch(calls: int) -> float:
+        return 1e-6 * calls + next(held_up, 0.0)
+
+    assert batch_size(Contestant("a", batch), 0.01) == 10_000
+
+
 def test_the_collector_is_off_while_batches_run_and_on_again_afterwards_or_after_an_error() -> None:
     seen: list[bool] = []
 

@@ -114,9 +114,12 @@ def test_without_the_net_some_are_replaced(no_wait: VirtualClock, monkeypatch: p
     def broken(*_: object) -> Any:
         raise RecursionError
 
+    def unheld(_: object, error: Exception, broken_off: Exception) -> None:
+        raise broken_off
+
     monkeypatch.setattr(call, "failure_from", broken)
     assert replaced(WAYS["plain"], ["deep"]) == [], "the net holds whatever reading does"
-    monkeypatch.setattr(call.CallState, "record_failure", call.CallState._decide)
+    monkeypatch.setattr(call.CallState, "_end_undecided", unheld)
     assert replaced(WAYS["plain"], ["deep"]) == ["deep: RecursionError"]
 
 
