@@ -83,7 +83,7 @@ class Timeouts:
 
     def timeout(
         self, seconds: float, expired: Callable[[], None] | None = None, *, task: asyncio.Task[Any] | None = None
-    ) -> Timeout:
+    ) -> "SharedTimeout":
         """
         A limit of `seconds` from now; `inf` is no limit. `expired` is called when it cancels the block.
 
@@ -92,7 +92,7 @@ class Timeouts:
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        return _SharedTimeout(self, loop.time() + seconds, expired, task)
+        return SharedTimeout(self, loop.time() + seconds, expired, task)
 
     def set_timer(self, at: float) -> None:
         """Move the timer to `at`, the earliest end; `inf` stops it."""
@@ -111,8 +111,10 @@ class Timeouts:
         self.set_timer(min(self.ends.values(), default=inf))
 
 
-class _SharedTimeout(Timeout):
-    __slots__ = ("_end", "_on_expiry", "_owner")
+class SharedTimeout(Timeout):
+    """A limit of `Timeouts`, which ends at `end` by the loop's clock."""
+
+    __slots__ = ("_on_expiry", "_owner", "end")
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class _SharedTimeout(Timeout):
         self._given = task
         self.expired = False
         self._owner = owner
-        self._end = end
+        self.end = end
         self._on_expiry = on_expiry
 
     def expire(self) -> None:
@@ -134,7 +136,7 @@ class _SharedTimeout(Timeout):
             self._on_expiry()
 
     def _arm(self) -> None:
-        owner, end = self._owner, self._end
+        owner, end = self._owner, self.end
         owner.ends[self] = end
         if end < owner.next_end:
             owner.set_timer(end)

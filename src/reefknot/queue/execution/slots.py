@@ -308,6 +308,8 @@ class Slots:
     # ---- slots ------------------------------------------------------------------------------------------------------
 
     def _fill_slots(self) -> None:
+        if not self.prefetched:
+            return
         create = asyncio.get_running_loop().create_task
         while self.prefetched and not self.paused and len(self.running) < self.slots:
             item = self._next_prefetched()

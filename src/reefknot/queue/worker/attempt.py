@@ -301,7 +301,7 @@ class StepRunner:
             assignment.traceparent if attempt.trace is None else attempt.trace.traceparent,
         )
         timeout = self._context.timeouts.timeout(seconds, time_is_over, task=task)
-        keys = AttemptKeys(asyncio.get_running_loop().time() + seconds)
+        keys = AttemptKeys(timeout.end)
         attempt_keys.set(keys)
         rule, answer = self._rules.get(attempt.target), None
         self.running[item.id, item.fence] = RunningStep(assignment, task, began + seconds)

@@ -95,7 +95,7 @@ class Closing:
             self._report(item, self._set_aside(item, work, reason), pool, work)
             return False
         trace = None if tracing.tracer is None else assignment_trace(item, work.assignment)
-        task = asyncio.current_task()
+        task = pool.running.get(item.id) or asyncio.current_task()
         overdue_id = f"{item.id}#{item.fence}"
 
         def overdue(make_report: Callable[[], AttemptReport]) -> None:
