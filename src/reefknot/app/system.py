@@ -41,7 +41,7 @@ from reefknot.queue.model.submission import Capacity
 from reefknot.queue.port.control import Command
 from reefknot.queue.port.work_queue import Held
 from reefknot.queue.presence import STATUS_EVERY_S, STORE_S, look_for_orphans
-from reefknot.queue.router.service import Router
+from reefknot.queue.router.service import Router, submit_read
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.router.settings import settings_from as router_settings
 from reefknot.queue.router.submissions import Submissions
@@ -230,9 +230,9 @@ class System:
         """Raise the error after which the store takes no more writes; the system could do nothing more."""
         return presence.store_failed(self.store)
 
-    async def submit(self, assignment: ExecAssignment, *, is_checked: bool = False) -> asyncio.Future[ExecResult]:
-        """Submit an assignment, which is checked unless it was when it was read; the future is its result."""
-        return await self.router.submit(assignment, is_checked=is_checked)
+    async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
+        """Submit what `read_assignment` has returned, which needs no second check; the future is its result."""
+        return await submit_read(self.router, assignment)
 
     def has_step(self, job_type: str) -> bool:
         """Whether this system can run steps of this type."""
