@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.app.alerts import LOOK_EVERY_S
+from reefknot.app.alert_watch import LOOK_EVERY_S
 from reefknot.console.nats_servers import NatsServer
 from reefknot.runtime.seeds import new_id
 from tests.acceptance.folder import Folder, until, without

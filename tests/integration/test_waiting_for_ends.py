@@ -24,7 +24,7 @@ from reefknot.queue.model.work import WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.changes import Waiters
 from reefknot.runtime.clocks import LoopClock, VirtualLoop, run_in_virtual_loop
-from reefknot.stores.jetstream import JetStreamStore, ends
+from reefknot.stores.jetstream import JetStreamStore, ended_work
 from reefknot.stores.jetstream.reads import StreamMessage
 from reefknot.stores.jetstream.state import State
 from reefknot.stores.memory import MemoryStore
@@ -62,7 +62,7 @@ def no_wakes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def sleep_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a waiter that looks only when it is woken."""
-    for module in (table_queue, sqlite_work, ends):
+    for module in (table_queue, sqlite_work, ended_work):
         monkeypatch.setattr(module, "LOOK_S", inf)
 
 
@@ -98,7 +98,7 @@ class TestEveryWakeUpIsDropped:
         async def main() -> list[WorkItem | None]:
             address = f"{nats_server.url}/deaf-{uuid4().hex[:8]}"
             async with open_store(address) as ender, open_store(address) as waits:
-                return await waited(waits, ender, ends.AT_ONCE + 5, deaf=lambda: deaf(waits))
+                return await waited(waits, ender, ended_work.AT_ONCE + 5, deaf=lambda: deaf(waits))
 
         self._check(lambda: asyncio.run(main()), monkeypatch, is_control)
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from reefknot.app.block_settings import Modules, blocks_of
+from reefknot.app.blocks import Modules, blocks_of
 from reefknot.app.system import ROUTER_NAME, System, running_system, worker_settings
 from reefknot.core import checks
 from reefknot.errors import ParameterTypeError, ReefknotError

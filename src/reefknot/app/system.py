@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from reefknot.app.activity import Activity
-from reefknot.app.alerts import running_activity
-from reefknot.app.block_settings import blocks_for, check_steps, start_preparing
+from reefknot.app.alert_watch import running_activity
+from reefknot.app.blocks import blocks_for, check_steps, start_preparing
 from reefknot.app.reload import PolicyReload, ReloadOutcome
 from reefknot.audit.copies import kept_events
 from reefknot.audit.journal import Journal

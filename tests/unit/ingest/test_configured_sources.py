@@ -16,7 +16,7 @@ from reefknot.ingest.configured_sources import (
 from reefknot.ingest.port import Document
 from reefknot.policy.layers import read_text
 from reefknot.policy.settings import Settings, settings_of
-from reefknot.runtime.redaction import redact
+from reefknot.runtime.redactor import redact
 
 SECRET = "hush-4711-hush"
 ONE = "sources:\n  code:\n    connector: github_repository\n    repository: a/b\n    token: env:CODE_TOKEN\n"

@@ -240,7 +240,7 @@ def _check_file(name: str | None, *, json: bool, policies_only: bool, has_module
 def check_parts(found: Settings, *, strict: bool = False) -> list[str]:
     """Check the settings of blocks, and of sources, each by its connector; `strict` is as there. Returns warnings."""
     if found.configuration.written & {"blocks", "audit"}:
-        from reefknot.app.block_settings import block_settings
+        from reefknot.app.blocks import block_settings
 
         block_settings(found)  # refuses what blocks cannot read, and files that are taken
     if not found.configuration.sources:

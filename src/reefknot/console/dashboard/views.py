@@ -78,7 +78,7 @@ async def _overview(operator: Operator, asked: Asked) -> Found:
 
 async def _alerts(operator: Operator, asked: Asked) -> Found:
     from reefknot.console.operations.alerts import list_alerts
-    from reefknot.core.alerts import RULES
+    from reefknot.core.alert_rules import RULES
 
     units = {name: rule.unit for name, rule in RULES.items()}
     return {"title": "Alerts", "found": await list_alerts(operator), "units": units}

@@ -28,7 +28,7 @@ from reefknot.queue.port.work_queue import (
 )
 from reefknot.stores.jetstream.commits import Commits, run_apart
 from reefknot.stores.jetstream.connection import Connection
-from reefknot.stores.jetstream.ends import EndedWork, gathered
+from reefknot.stores.jetstream.ended_work import EndedWork, gathered
 from reefknot.stores.jetstream.reads import StreamMessage, count, last_message, newest, scan, scan_each
 from reefknot.stores.jetstream.state import Message, State, StoredItem
 from reefknot.stores.jetstream.streams import StreamInfo, token_of

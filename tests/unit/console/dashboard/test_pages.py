@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.operators import filled
-from reefknot.app.alerts import AlertsRecord, RecordedAlert
+from reefknot.app.alert_watch import AlertsRecord, RecordedAlert
 from reefknot.console.cli.app import application
 from reefknot.console.dashboard import pages, views
 from reefknot.console.dashboard.formats import cursor_words, places, words_of

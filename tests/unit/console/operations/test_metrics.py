@@ -16,8 +16,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from reefknot.app.activity import ENDED, PREFIX, Activity
-from reefknot.app.alerts import NAME as ALERTS
-from reefknot.app.alerts import AlertsRecord, RecordedAlert
+from reefknot.app.alert_watch import NAME as ALERTS
+from reefknot.app.alert_watch import AlertsRecord, RecordedAlert
 from reefknot.audit.journal import Journal, envelope
 from reefknot.audit.model.event import Admission, IdempotencyEvent, Quarantined, decode
 from reefknot.console.operations.metrics import metrics_text

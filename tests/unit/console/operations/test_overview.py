@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from reefknot.app.activity import Activity, sampled
-from reefknot.app.alerts import AlertsRecord, RecordedAlert, measured_now
+from reefknot.app.alert_watch import AlertsRecord, RecordedAlert, measured_now
 from reefknot.app.system import System
 from reefknot.audit.journal import Journal, envelope
 from reefknot.audit.model.event import (

@@ -30,7 +30,7 @@ from reefknot.queue.model.messages import ResultStatus, StepResult
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker import attempt as step_module
 from reefknot.retrying.failures import failure_from
-from reefknot.runtime.redaction import add_secrets, remove_secrets
+from reefknot.runtime.redactor import add_secrets, remove_secrets
 from reefknot.runtime.user_modules import import_user_module
 from reefknot.steps.python import PythonBlock
 from tests.unit.queue.shops import sent, stored, told

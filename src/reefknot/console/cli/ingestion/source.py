@@ -204,7 +204,7 @@ async def _tested(source: ConfiguredSource, configured: Settings) -> view.TestRe
     from reefknot.ingest.configured_sources import check_sources, connector_for, error_in_connector
     from reefknot.ingest.connectors.registry import BUILTIN
     from reefknot.ingest.connectors.text_extraction import installation_note
-    from reefknot.runtime.redaction import redact
+    from reefknot.runtime.redactor import redact
 
     try:
         check_sources(configured, only={source.name}, strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reefknot.app.block_settings import block_settings, check_roots
+from reefknot.app.blocks import block_settings, check_roots
 from reefknot.errors import ConfigurationError
 from reefknot.policy.settings import load_settings
 from reefknot.steps.python import BlockSettings

@@ -7,7 +7,7 @@ from msgspec import structs
 from reefknot.queue.model.results import WaitsFor
 from reefknot.queue.model.routing import WorkerState
 from reefknot.queue.model.source_health import SourceCondition
-from reefknot.queue.model.waiting import (
+from reefknot.queue.model.wait_reasons import (
     FleetFacts,
     JobFacts,
     KeyFacts,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from reefknot.app import alerts as watching
+from reefknot.app import alert_watch as watching
 from reefknot.app.activity import Activity, store_activity
-from reefknot.app.alerts import (
+from reefknot.app.alert_watch import (
     AlertWatch,
     AlertWebhook,
     measured,
@@ -23,12 +23,12 @@ from reefknot.app.alerts import (
     stored_alerts,
     webhook_of,
 )
-from reefknot.app.block_settings import block_settings
+from reefknot.app.blocks import block_settings
 from reefknot.audit.journal import Journal, envelope
 from reefknot.audit.metrics import ActivityRecord
 from reefknot.audit.model.event import Completed, Quarantined, decode
 from reefknot.audit.port import AuditQuery
-from reefknot.core.alerts import RULES, AlertThresholds
+from reefknot.core.alert_rules import RULES, AlertThresholds
 from reefknot.core.clock import Clock
 from reefknot.errors import ConfigurationError
 from reefknot.policy.schema import AlertRule, AlertsSection
