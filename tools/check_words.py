@@ -39,7 +39,7 @@ UNSAFE_YAML = frozenset({"load", "load_all", "unsafe_load", "unsafe_load_all", "
 UNFINISHED = re.compile(r"\b(TODO|FIXME)\b")  # the words this file looks for
 INSTALLED_BY_NAME = re.compile(r"pip install [^\n`]*(?<![\w./-])['\"]?reefknot(?=[\['\"`\s]|$)", re.MULTILINE)
 
-# Odd or worn-out English -> the plain form. `is None` with a capital is a value of Python.
+# Odd or worn-out English -> the plain form. "There is none" is right, and `None` with a capital is a value of Python.
 WORDING: Mapping[str, str] = {
     "nobody": "name who does not, or use the passive: 'is not read'",
     "somebody": "name the caller, the operator or the process",
@@ -61,7 +61,7 @@ _PHRASE = re.compile(
     r"\b(?:" + "|".join(phrase.replace(" ", r"\s+") for phrase in WORDING if phrase != "is none") + r")\b",
     re.IGNORECASE,
 )
-_IS_NONE = re.compile(r"\b[Ii][Ss]\s+(?:none|NONE)\b")
+_IS_NONE = re.compile(r"\b(?<!there )(?<!There )[Ii][Ss]\s+(?:none|NONE)\b")
 _FENCE = re.compile(r"\s*(```+|~~~+)")
 _TARGET = re.compile(r"(?<=\])\([^)\s]*\)|<?https?://[^\s>]+>?")
 

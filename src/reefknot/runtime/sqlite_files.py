@@ -39,10 +39,10 @@ Opener = Callable[[str, int], apsw.Connection]
 """Makes a connection from (path, flags). Fault tests put a recording or failing VFS in here."""
 
 LARGEST_IDLE_LOG = 16 << 20
-"""Bytes that the log keeps when it begins anew. While a reader holds an old snapshot it may grow beyond."""
+"""Size in bytes that the log keeps when it restarts. It may grow beyond while a reader holds an old snapshot."""
 SNAPSHOT_S = 2.0
-"""Most seconds for which a read holds one snapshot: the log of a file that is written cannot begin anew before its end.
-What takes longer is read in pages. A copy of the file is the exception: it is one snapshot."""
+"""Longest time in seconds for which a read holds one snapshot, because the log cannot restart until it is released.
+Longer reads go in pages. A copy of the file is the exception: it is one snapshot."""
 _TAKEN = (apsw.BusyError, apsw.LockedError, apsw.ProtocolError)
 """Others have the file. Protocol: SQLite lost a race too often."""
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
@@ -102,9 +102,9 @@ def open_read_only(path: str, *, patience: float, check: Callable[[apsw.Connecti
 
     `check` raises when the file is not the right one.
 
-    Beside a process that has the file open, and after a crash, the log and its index are there and are read as they
-    are. A log without its index, as in a copy, is read into memory. Without a log nobody has the file open: SQLite
-    would still want to make one, unless it is told that the file does not change. See `is_frozen`.
+    While another process has the file open, and after a crash, the log and its index exist and are read as they are.
+    A log without its index, as in a copy, is read into memory. Without a log no process has the file open; SQLite
+    would create one, and opening the file as immutable prevents that. See `is_frozen`.
     """
 
     def attempt() -> apsw.Connection:
@@ -156,10 +156,10 @@ def open_to_copy(path: str, *, check: Callable[[apsw.Connection], object], patie
 
 def check_unlocked(path: str, seconds: float) -> None:
     """
-    Raise `StoreLockedError` when the file stays locked for so many seconds: then nobody else can write it.
+    Raise `StoreLockedError` when the file stays locked for this number of seconds.
 
-    The lock is taken and given back, and nothing is written. The log stays as it is, also when everybody else is gone.
-    An empty file is not opened: SQLite would remove the log beside it.
+    The lock is taken and released without a write. The log stays as it is, even when no other process has the file
+    open. An empty file is not opened, because SQLite would remove the log next to it.
     """
     if os.path.getsize(path) == 0:
         return
@@ -199,7 +199,7 @@ def log_state(path: str) -> tuple[int, LogState]:
     The size of a file's log in bytes, and why SQLite finds nothing in it; "" when there is something, or no log at all.
 
     "damaged": its header, which is synced before anything else is written, is not valid. "uncommitted": its first
-    transaction is not whole, as after a crash in the middle of it. Whoever writes the file next drops such a log.
+    transaction is incomplete, as after a crash in the middle of it. The next writer of the file drops such a log.
     """
     name = f"{os.path.realpath(path)}-wal"
     size = 0
@@ -207,7 +207,7 @@ def log_state(path: str) -> tuple[int, LogState]:
     with suppress(OSError):
         for look in range(_LOOKS if os.path.isfile(name) else 0):  # a pipe is not opened: it may have no other end
             if look:
-                time.sleep(_LOOK_AGAIN_S)  # a process that begins the log anew may be in the middle of it
+                time.sleep(_LOOK_AGAIN_S)  # another process may be restarting the log right now
             with open(name, "rb") as log:
                 size = os.fstat(log.fileno()).st_size
                 state = _first_commit(log) if size > _LOG_HEADER else ""
@@ -249,10 +249,10 @@ def is_writable(path: str) -> bool:
 
 def empty_log(connection: apsw.Connection) -> None:
     """
-    Move what is in the log into the file, so that the log begins anew.
+    Move what is in the log into the file, so that the log restarts.
 
-    After an fsync that failed, the system may show pages of the log that the disk never got. Whoever opens the file
-    next would count them as written and append to them, and a power cut would take all that was appended.
+    After a failed fsync, the system may show pages of the log that the disk never got. The next process to open the
+    file would take them for written and append to them, and a power cut would lose everything appended.
     """
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
@@ -375,7 +375,7 @@ def checked_version(connection: apsw.Connection, path: str, *, application_id: i
 
 
 def _copy_to_go_back_to(path: str, newest: int) -> str:
-    """The latest copy beside a file that a migration has kept, and whose version is known; empty without one."""
+    """The latest copy of a file that a migration has kept and whose version is known; "" when there is none."""
     copies = [f"{path}.v{version}{more}.bak" for version in range(1, newest + 1) for more in _COPY_NUMBERS]
     return max((one for one in copies if os.path.exists(one)), key=os.path.getmtime, default="")
 
@@ -383,7 +383,7 @@ def _copy_to_go_back_to(path: str, newest: int) -> str:
 # ---- migrations ------------------------------------------------------------------------------------------------------
 
 MOST_COPIES = 5
-"""The copies of one version that migrations keep beside a file."""
+"""The copies of one version that migrations keep next to a file."""
 _COPY_NUMBERS = ("", *(f".{number}" for number in range(2, MOST_COPIES + 1)))
 _PAGES_PER_STEP = 2048
 _SPARE_BYTES = 4 << 20
@@ -401,8 +401,8 @@ def migrated(
     """
     Bring a file to the version of the last of these migrations, in one transaction. Returns the version it had.
 
-    Before anything is changed, the file as it is goes to `NAME.vN.bak` beside it: an upgrade is undone by moving that
-    copy back. `finish` is called with the version, before the end of the transaction.
+    Before anything is changed, the file is copied to `NAME.vN.bak`: an upgrade is undone by moving that copy back.
+    `finish` is called with the version, before the end of the transaction.
     """
     newest = len(migrations)
     check = partial(checked_version, connection, path, application_id=application_id, newest=newest)
@@ -439,9 +439,9 @@ MIGRATE = (
 
 def kept_copy(path: str, version: int, newest: int) -> str:
     """
-    Copy a file as it is to `NAME.vN.bak`, and return that name. Whoever calls it holds the write lock.
+    Copy a file to `NAME.vN.bak`, and return that name. The caller holds the write lock.
 
-    A copy that is there stays: it may be the one to go back to. The next one is `NAME.vN.2.bak`, and so on.
+    An existing copy stays, because it may be the one to go back to. The next one is `NAME.vN.2.bak`, and so on.
     """
     store, to = f"sqlite:{path}", f"before its migration from version {version} to {newest}"
     names = [f"{path}.v{version}{more}.bak" for more in _COPY_NUMBERS]
@@ -476,8 +476,8 @@ def copy_database(source: apsw.Connection, target: str, progress: Callable[[int,
     """
     Copy a database as of now, its log included, to a new file. Writers may go on meanwhile.
 
-    The source is read as one snapshot: else SQLite would begin again after each write of another process, and beside a
-    busy system never come to an end.
+    The source is read as one snapshot: otherwise SQLite would restart the copy after each write of another process, and
+    never finish while a system is busy.
     """
     os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     copy = apsw.Connection(target)

@@ -155,6 +155,7 @@ def test_an_odd_phrase_is_found_in_docstrings_comments_and_strings_over_the_end_
     [
         "told = beside = 1\nif told is None: ...",
         "# when it is None\nx = 1",
+        "# When there is none, wait.\nx = 1",
         "# Manynobodyish and foretold words.\nx = 1",
         "# so\nx = 1  # many",
     ],
