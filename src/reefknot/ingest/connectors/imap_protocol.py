@@ -135,7 +135,7 @@ class ImapConnection:
         )
         if address.tls is Tls.NONE and not ip_address(self._writer.get_extra_info("peername")[0]).is_loopback:
             raise SourceError(
-                f"{address} is another machine and tls is 'none', so the password would cross the network in the clear; "
+                f"{address} is not on this machine and tls is 'none', so the password would be sent in the clear; "
                 "set tls to implicit or starttls",
                 FailureType.PERMANENT,
             )
