@@ -1,7 +1,10 @@
 """
-What must not stand in the source, nor in the repository.
+What must not stand in the source, nor in the repository: unsafe calls, open promises, vague names, odd English.
 
-Reads the syntax tree, so that a word in a docstring is no finding, and a call behind an alias of its module is one.
+Unsafe calls are found in the syntax tree: a word in a docstring is no finding, and a call behind an alias of its module
+is one. Wording is checked in everything that people read: comments, docstrings and all other strings of `src/`, pages
+of the dashboard and documents. A place where a word is right stands in `ALLOWED` with its reason; an entry that is no
+longer needed is a finding too.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +38,32 @@ UNSAFE_BUILTINS = frozenset({"eval", "exec"})
 UNSAFE_YAML = frozenset({"load", "load_all", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all"})
 UNFINISHED = re.compile(r"\b(TODO|FIXME)\b")  # the words this file looks for
 INSTALLED_BY_NAME = re.compile(r"pip install [^\n`]*(?<![\w./-])['\"]?reefknot(?=[\['\"`\s]|$)", re.MULTILINE)
+
+# Odd or worn-out English -> the plain form. "There is none" is right, and `None` with a capital is a value of Python.
+WORDING: Mapping[str, str] = {
+    "nobody": "name who does not, or use the passive: 'is not read'",
+    "somebody": "name the caller, the operator or the process",
+    "whoever": "name the caller, the operator or the process",
+    "told": "say what is sent, reported or logged",
+    "anew": "again, or a verb with re-",
+    "beside": "next to; in addition to; as well as",
+    "is none": "say what happens instead: 'is ignored', 'does not count'",
+    "so many": "name the number: 'at most 5', 'this number of'",
+    "so long": "name the duration: 'for at most 5 s', 'after this time'",
+    "what came of it": "the result, the outcome",
+}
+# "phrase path" -> why the phrase is right there.
+ALLOWED: Mapping[str, str] = {}
+DOCUMENTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+LINE_LENGTH = 120
+
+_PHRASE = re.compile(
+    r"\b(?:" + "|".join(phrase.replace(" ", r"\s+") for phrase in WORDING if phrase != "is none") + r")\b",
+    re.IGNORECASE,
+)
+_IS_NONE = re.compile(r"\b(?<!there )(?<!There )[Ii][Ss]\s+(?:none|NONE)\b")
+_FENCE = re.compile(r"\s*(```+|~~~+)")
+_TARGET = re.compile(r"(?<=\])\([^)\s]*\)|<?https?://[^\s>]+>?")
 
 Finding = tuple[int, str]
 
@@ -105,6 +134,81 @@ def install_findings(text: str) -> Iterator[Finding]:
         yield text.count("\n", 0, found.start()) + 1, "reefknot is not on an index: pip install '.[extra]', or a wheel"
 
 
+def _prose(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of every string and every block of comments; parts of one string that stand apart are one text."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Constant(value=str(text)):
+                yield node.lineno, text
+            case ast.JoinedStr(values=values):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "{}" for part in values]
+                yield node.lineno, "".join(parts)
+            case _:
+                continue
+    yield from _comments(source)
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of every block of comment lines, and of every comment behind code."""
+    first, block = 0, list[str]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line, text = token.start[0], token.string.lstrip("#")
+        if not token.line.lstrip().startswith("#"):
+            yield line, text
+        elif line == first + len(block):
+            block.append(text)
+        else:
+            yield first, "\n".join(block)
+            first, block = line, [text]
+    yield first, "\n".join(block)
+
+
+def wording_findings(text: str, first: int = 1) -> Iterator[tuple[int, str]]:
+    """(line, phrase) of every odd phrase in a text that begins at line `first`; a phrase may go over a line's end."""
+    for pattern in (_PHRASE, _IS_NONE):
+        for found in pattern.finditer(text):
+            yield first + text.count("\n", 0, found.start()), " ".join(found.group().lower().split())
+
+
+def long_lines(markdown: str) -> Iterator[Finding]:
+    """Lines of prose that are too long for a readable diff; tables, headings, code and targets of links may be."""
+    fence = ""
+    for number, line in enumerate(markdown.splitlines(), start=1):
+        if mark := _FENCE.match(line):
+            fence = "" if fence and mark.group(1).startswith(fence) else fence or mark.group(1)
+        elif not fence and not line.lstrip().startswith(("|", "#")):
+            length = len(_TARGET.sub("", line))
+            if length > LINE_LENGTH:
+                yield number, f"{length} characters: one sentence a line, or wrap at {LINE_LENGTH}"
+
+
+def _documents(root: Path) -> list[Path]:
+    return [*sorted((root / "docs").rglob("*.md")), *(root / name for name in DOCUMENTS if (root / name).exists())]
+
+
+def text_report(root: Path, allowed: Mapping[str, str] = ALLOWED) -> list[str]:
+    """Everything to report about text that people read, one line each."""
+    report: list[str] = []
+    unused = set(allowed)
+    for file in [*sorted((root / "src").rglob("*.py")), *sorted((root / "src").rglob("*.html")), *_documents(root)]:
+        path = file.relative_to(root).as_posix()
+        text = file.read_text(encoding="utf-8")
+        pieces = _prose(text) if file.suffix == ".py" else [(1, text)]
+        phrases = {found for first, piece in pieces for found in wording_findings(piece, first)}
+        if file.suffix == ".html":
+            phrases = {found for found in phrases if found[1] != "is none"}  # a test of the template language
+        unused -= {f"{phrase} {path}" for _, phrase in phrases}
+        found = [
+            (line, f"{phrase!r}: {WORDING[phrase]}") for line, phrase in phrases if f"{phrase} {path}" not in allowed
+        ]
+        if file.suffix == ".md":
+            found += long_lines(text)
+        report += [f"{path}:{line}: {message}" for line, message in sorted(found)]
+    return report + [f"tools/check_words.py:1: ALLOWED has {key!r}, which is not needed" for key in sorted(unused)]
+
+
 def tracked_files(root: Path) -> list[str]:
     """The files git knows; without git, those at the top."""
     try:
@@ -133,11 +237,11 @@ def findings(root: Path) -> list[str]:
     return report
 
 
-def main() -> int:
-    report = findings(ROOT)
+def main(arguments: Sequence[str] = ()) -> int:
+    report = text_report(ROOT) if "--text" in arguments else findings(ROOT)
     print("\n".join(report) or "no unsafe call, no open promise, no vague name, no lock file")
     return 1 if report else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

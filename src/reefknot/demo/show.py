@@ -183,7 +183,7 @@ class Show(Tour):
             self.command("policy", "explain", "--target", "block:http", "--status", status, lines=1)
 
     def tamper(self) -> None:
-        self.scene("Somebody changes the audit log", "every event is chained to the one before it by its hash")
+        self.scene("A record of the audit log is changed", "every event is chained to the one before it by its hash")
         self.stop_system()
         self.command("audit", "verify")
         self.command("store", "backup", "copy.db")

@@ -276,7 +276,7 @@ class TimetableKeys(Section, frozen=True):
 
 
 class Source(TimetableKeys, frozen=True, kw_only=True):
-    """An instance of a connector. Beside these keys, it holds its connector's own settings."""
+    """An instance of a connector: these keys, and its connector's own settings."""
 
     own: dict[str, Any] = field(default_factory=dict)
     """The connector's own settings, as they are written."""

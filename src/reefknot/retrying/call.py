@@ -100,7 +100,7 @@ class CallState:
     redact: Callable[[str], str] | None  # removes configured secrets from a message before anything else reads it
     awaited: list[tuple[str, Awaitable[object]]] | None  # awaitables that async hooks returned, for `await_hooks`
     trace: CallTrace | None  # the spans of this call; None while tracing is off
-    _records: list[tuple[Failure, float, float | None, float]] | None  # None where nobody can ask for them
+    _records: list[tuple[Failure, float, float | None, float]] | None  # None in a call that offers no way to read them
     _held: tuple[Exception, RetryPolicy]  # the last failure, during the wait of a plan whose `stop=` may end it
 
     @property
@@ -110,7 +110,7 @@ class CallState:
 
     @property
     def records(self) -> tuple[AttemptRecord, ...]:
-        """Failed attempts so far; none in a call whose records nobody can ask for."""
+        """Failed attempts so far; empty in a call that keeps no records."""
         return tuple(AttemptRecord(number, *record) for number, record in enumerate(self._records or (), 1))
 
     def attempt_started(self) -> None:

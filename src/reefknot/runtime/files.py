@@ -121,7 +121,7 @@ def make_private(file: int | str) -> None:
 
 def make_store_private(path: str) -> None:
     """
-    Take the rights of others from a store and the files that SQLite keeps beside it.
+    Remove the permissions of other users from a store and from the files that SQLite keeps next to it.
 
     A store that its group may read and write is shared on purpose, and stays shared with the group.
     """

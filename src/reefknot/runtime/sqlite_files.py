@@ -38,10 +38,10 @@ Opener = Callable[[str, int], apsw.Connection]
 """Makes a connection from (path, flags). Fault tests put a recording or failing VFS in here."""
 
 LARGEST_IDLE_LOG = 16 << 20
-"""Bytes that the log keeps when it begins anew. While a reader holds an old snapshot it may grow beyond."""
+"""Size in bytes that the log keeps when it restarts. It may grow beyond while a reader holds an old snapshot."""
 SNAPSHOT_S = 2.0
-"""Most seconds for which a read holds one snapshot: the log of a file that is written cannot begin anew before its end.
-What takes longer is read in pages. A copy of the file is the exception: it is one snapshot."""
+"""Longest time in seconds for which a read holds one snapshot, because the log cannot restart until it is released.
+Longer reads go in pages. A copy of the file is the exception: it is one snapshot."""
 _TAKEN = (apsw.BusyError, apsw.LockedError, apsw.ProtocolError)
 """Others have the file. Protocol: SQLite lost a race too often."""
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
@@ -101,9 +101,9 @@ def open_read_only(path: str, *, patience: float, check: Callable[[apsw.Connecti
 
     `check` raises when the file is not the right one.
 
-    Beside a process that has the file open, and after a crash, the log and its index are there and are read as they
-    are. A log without its index, as in a copy, is read into memory. Without a log nobody has the file open: SQLite
-    would still want to make one, unless it is told that the file does not change. See `is_frozen`.
+    While another process has the file open, and after a crash, the log and its index exist and are read as they are.
+    A log without its index, as in a copy, is read into memory. Without a log no process has the file open; SQLite
+    would create one, and opening the file as immutable prevents that. See `is_frozen`.
     """
 
     def attempt() -> apsw.Connection:
@@ -147,10 +147,10 @@ def is_writable(path: str) -> bool:
 
 def empty_log(connection: apsw.Connection) -> None:
     """
-    Move what is in the log into the file, so that the log begins anew.
+    Move what is in the log into the file, so that the log restarts.
 
-    After an fsync that failed, the system may show pages of the log that the disk never got. Whoever opens the file
-    next would count them as written and append to them, and a power cut would take all that was appended.
+    After a failed fsync, the system may show pages of the log that the disk never got. The next process to open the
+    file would take them for written and append to them, and a power cut would lose everything appended.
     """
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
@@ -273,7 +273,7 @@ def checked_version(connection: apsw.Connection, path: str, *, application_id: i
 
 
 def _copy_to_go_back_to(path: str, newest: int) -> str:
-    """The latest copy beside a file that a migration has kept, and whose version is known; empty without one."""
+    """The latest copy of a file that a migration has kept and whose version is known; "" when there is none."""
     copies = [f"{path}.v{version}{more}.bak" for version in range(1, newest + 1) for more in _COPY_NUMBERS]
     return max((one for one in copies if os.path.exists(one)), key=os.path.getmtime, default="")
 
@@ -281,7 +281,7 @@ def _copy_to_go_back_to(path: str, newest: int) -> str:
 # ---- migrations ------------------------------------------------------------------------------------------------------
 
 MOST_COPIES = 5
-"""The copies of one version that migrations keep beside a file."""
+"""The copies of one version that migrations keep next to a file."""
 _COPY_NUMBERS = ("", *(f".{number}" for number in range(2, MOST_COPIES + 1)))
 _PAGES_PER_STEP = 2048
 _SPARE_BYTES = 4 << 20
@@ -299,8 +299,8 @@ def migrated(
     """
     Bring a file to the version of the last of these migrations, in one transaction. Returns the version it had.
 
-    Before anything is changed, the file as it is goes to `NAME.vN.bak` beside it: an upgrade is undone by moving that
-    copy back. `finish` is called with the version, before the end of the transaction.
+    Before anything is changed, the file is copied to `NAME.vN.bak`: an upgrade is undone by moving that copy back.
+    `finish` is called with the version, before the end of the transaction.
     """
     newest = len(migrations)
     check = partial(checked_version, connection, path, application_id=application_id, newest=newest)
@@ -337,9 +337,9 @@ MIGRATE = (
 
 def kept_copy(path: str, version: int, newest: int) -> str:
     """
-    Copy a file as it is to `NAME.vN.bak`, and return that name. Whoever calls it holds the write lock.
+    Copy a file to `NAME.vN.bak`, and return that name. The caller holds the write lock.
 
-    A copy that is there stays: it may be the one to go back to. The next one is `NAME.vN.2.bak`, and so on.
+    An existing copy stays, because it may be the one to go back to. The next one is `NAME.vN.2.bak`, and so on.
     """
     store, to = f"sqlite:{path}", f"before its migration from version {version} to {newest}"
     names = [f"{path}.v{version}{more}.bak" for more in _COPY_NUMBERS]
@@ -374,8 +374,8 @@ def copy_database(source: apsw.Connection, target: str, progress: Callable[[int,
     """
     Copy a database as of now, its log included, to a new file. Writers may go on meanwhile.
 
-    The source is read as one snapshot: else SQLite would begin again after each write of another process, and beside a
-    busy system never come to an end.
+    The source is read as one snapshot: otherwise SQLite would restart the copy after each write of another process, and
+    never finish while a system is busy.
     """
     os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     copy = apsw.Connection(target)

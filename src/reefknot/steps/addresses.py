@@ -103,7 +103,7 @@ class Url(Struct, frozen=True):
 
 
 def read_url(text: str) -> Url:
-    """The checked URL; `BadUrl` for text that is none, `Forbidden` for one that must not be called."""
+    """The checked URL; raises `BadUrl` for text that is not a URL, `Forbidden` for a URL that must not be called."""
     if len(text) > LONGEST:
         raise BadUrl(f"the URL has {len(text)} characters; accepted: at most {LONGEST}")
     if _UNPRINTABLE.search(text):

@@ -2,10 +2,10 @@
 `fs.blob_put`, `fs.blob_get`, `fs.delete`: whole files beneath configured folders, and nowhere else.
 
 A file is written under another name and renamed, so that a reader never sees half of one. Regular files only; no
-symbolic link is followed. The work is done in threads of its own, and waited for as long as the attempt has.
+symbolic link is followed. The work runs in threads of its own, and is waited for until the attempt ends.
 
-The kernel confines: `openat2` with "beneath, no symbolic links", or, where there is none, a walk that opens one folder
-at a time and follows no link. A check of the path before opening it would be a race, and is not made.
+The kernel confines: `openat2` with "beneath, no symbolic links", or, without it, a walk that opens one folder at a time
+and follows no link. The path is not checked before it is opened, because that would be a race.
 """
 
 import asyncio

@@ -248,7 +248,7 @@ def _is_same_function(known: Block, new: Block) -> bool:
 
 
 def _home_of(one: Block) -> tuple[str, str]:
-    """Module and name of a block's function; empty texts for a block that is none."""
+    """Module and name of a block's function; empty for a block that is not a Python function."""
     function = getattr(one, "function", None)
     return str(getattr(function, "__module__", "")), str(getattr(function, "__qualname__", ""))
 

@@ -166,7 +166,7 @@ class Helper:
         self._killer: Timer | None = None
 
     def ask(self, request: SqliteRequest) -> SqliteReply | None:
-        """The answer to one request; None, and the helper is of no use any more, if there is none."""
+        """The answer to one request; None when the helper gave none and can no longer be used."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

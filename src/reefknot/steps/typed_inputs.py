@@ -2,8 +2,8 @@
 The annotated type of a step's inputs: read into it before the step runs, and its outputs turned back into JSON.
 
 A pydantic model is read by pydantic, which is then loaded already; a dataclass, a `msgspec.Struct`, an attrs class or a
-`TypedDict` by msgspec. Plain mappings are passed as they are. An annotation that is none of these is refused when the
-step is decorated.
+`TypedDict` by msgspec. Plain mappings are passed as they are. Any other annotation is refused when the step is
+decorated.
 """
 
 import dataclasses

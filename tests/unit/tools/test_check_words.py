@@ -108,3 +108,100 @@ def test_the_exit_code_is_1_when_something_is_found(tmp_path: Path, monkeypatch:
 )
 def test_a_command_that_installs_by_name_is_found_until_there_is_a_release(line: str, found: bool) -> None:
     assert bool(list(check_words.install_findings(f"# Title\n{line}\n"))) is found
+
+
+PHRASES = list(check_words.WORDING)
+
+
+def test_every_odd_phrase_is_found_in_a_document_in_any_case(tmp_path: Path) -> None:
+    (tmp_path / "docs" / "guides").mkdir(parents=True)
+    (tmp_path / "docs" / "guides" / "a.md").write_text("".join(f"Text {phrase.upper()} text.\n" for phrase in PHRASES))
+
+    found = [line.split(": ")[:2] for line in check_words.text_report(tmp_path)]
+
+    assert found == [[f"docs/guides/a.md:{line}", f"'{phrase}'"] for line, phrase in enumerate(PHRASES, start=1)]
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "src/pkg/page.html"])
+def test_an_odd_word_is_found_in_every_text_that_people_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("One.\nRead by nobody.\n")
+
+    (finding,) = check_words.text_report(tmp_path)
+    assert finding.startswith(f"{name}:2: 'nobody': ")
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "phrase"),
+    [
+        ('"""\nThe module.\n\nMade anew.\n"""', 4, "anew"),
+        ("x = 1\n# A comment for\n# so\n# long\n", 3, "so long"),
+        ("y = f'{1}: told by {2}'", 1, "told"),
+        ("log('so '\n    'many')", 1, "so many"),
+        ("def f():\n    '''An error is\n    none.'''", 2, "is none"),
+    ],
+)
+def test_an_odd_phrase_is_found_in_docstrings_comments_and_strings_over_the_end_of_a_line_too(
+    tmp_path: Path, source: str, line: int, phrase: str
+) -> None:
+    write(tmp_path, source)
+
+    (finding,) = check_words.text_report(tmp_path)
+    assert finding.startswith(f"src/pkg/m.py:{line}: '{phrase}': ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "told = beside = 1\nif told is None: ...",
+        "# when it is None\nx = 1",
+        "# When there is none, wait.\nx = 1",
+        "# Manynobodyish and foretold words.\nx = 1",
+        "# so\nx = 1  # many",
+    ],
+)
+def test_names_the_value_none_and_parts_of_words_are_left_alone(tmp_path: Path, source: str) -> None:
+    write(tmp_path, source)
+    assert check_words.text_report(tmp_path) == []
+
+
+def test_an_allowed_phrase_is_allowed_in_its_file_only_and_an_entry_without_a_use_is_found(tmp_path: Path) -> None:
+    write(tmp_path, "# told\n", "a.py")
+    write(tmp_path, "# told\n", "b.py")
+    reasons = {"told src/pkg/a.py": "a quotation", "anew src/pkg/a.py": "gone"}
+
+    other, unused = check_words.text_report(tmp_path, reasons)
+
+    assert other.startswith("src/pkg/b.py:1: 'told'")
+    assert unused.endswith("ALLOWED has 'anew src/pkg/a.py', which is not needed")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("x" * 120, False),
+        ("x" * 121, True),
+        ("- " + "word " * 30, True),
+        ("| " + "x" * 121 + " |", False),
+        ("# " + "x" * 121, False),
+        ("```text\n" + "x" * 121 + "\n```", False),
+        ("```text\nx\n```\n" + "x" * 121, True),
+        ("````text\n```\n" + "x" * 121 + "\n````", False),
+        ("See [this page](" + "x" * 121 + ").", False),
+        ("See [" + "x" * 121 + "](page.md).", True),
+        ("https://" + "x" * 121, False),
+    ],
+)
+def test_a_long_line_of_prose_is_found_and_tables_code_and_links_are_not(
+    tmp_path: Path, line: str, found: bool
+) -> None:
+    (tmp_path / "README.md").write_text(f"{line}\n")
+    assert bool(check_words.text_report(tmp_path)) is found
+
+
+def test_the_text_of_the_repository_is_checked_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_words, "ROOT", tmp_path)
+    write(tmp_path, "# told\n")
+
+    assert check_words.main() == 0
+    assert check_words.main(["--text"]) == 1

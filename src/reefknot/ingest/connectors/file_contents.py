@@ -50,7 +50,7 @@ _BLANKS = re.compile(r"[ \t\r\xa0]+")
 
 
 class DecodedFile(NamedTuple):
-    """The text of a file; None when the file is none. `problem` says what was lost, `charset` what was detected."""
+    """The text of a file; None for a binary file. `problem` says what was lost, `charset` what was detected."""
 
     text: str | None
     problem: str = ""

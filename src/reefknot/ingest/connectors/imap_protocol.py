@@ -135,8 +135,8 @@ class ImapConnection:
         )
         if address.tls is Tls.NONE and not ip_address(self._writer.get_extra_info("peername")[0]).is_loopback:
             raise SourceError(
-                f"{address} is not an address of this machine, and tls is none: the password would be readable on "
-                "the way; set tls to implicit or starttls",
+                f"{address} is not on this machine and tls is 'none', so the password would be sent in the clear; "
+                "set tls to implicit or starttls",
                 FailureType.PERMANENT,
             )
         greeting = await self._line(MOST_LINE)

@@ -4,7 +4,7 @@ The log lines of decisions about stored work: one line for each, with the same f
     retry       another attempt was granted            warning, of a job of a source: info
     give up     no further attempt: spent, or put into quarantine            error
                 its time was over                                            warning
-                not retryable, and nobody has to act                         info
+                not retryable, no action needed                              info
     recovered   it succeeded after failures                                  info
     put off     it waits without spending an attempt                         debug
     overdue     its step goes on after its time; ended late: and has ended   warning
@@ -74,7 +74,7 @@ class DecisionLog:
         if reason is Reason.NOT_RETRYABLE and not quarantined:
             usual = INFO
         what = f"trying again in {seconds(wait or 0.0)} s" if reason is None else WHY[reason]
-        # A reader of a `named` line finds its `max_attempts`, which counts retries, beside the sentence.
+        # A `named` line has `max_attempts` as a field, which counts retries.
         allowed = "1 retry" if policy.retries == 1 else f"{policy.retries} retries"
         of = f" of {policy.max_attempts}" if named is None else f" ({allowed} allowed)"
         sentence = f"attempt {attempts}{of} failed with {failure}; {what}"

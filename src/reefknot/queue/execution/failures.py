@@ -126,11 +126,11 @@ class StepOutcome(Struct, frozen=True):
     step: StepResult
     timed_out: TimedOut | None = None
     verdict: bool | None = None
-    """Of the step's `on=`: whether it retries what was raised. False also: whatever the policy says, not again."""
+    """The answer of the step's `on=` about what was raised. False prevents a retry, whatever the policy says."""
     unknown: str = ""
-    """A guarded key whose effect may have happened or not."""
+    """A guarded key whose effect may or may not have happened."""
     held: HeldKey | None = None
-    """A key that somebody else holds, and that the attempt waited for until its time was nearly over."""
+    """A key with another owner, for which the attempt waited until its time was nearly over."""
     exceptions: tuple[str, ...] = ()
     """The qualified class names of what the step raised, most specific first."""
     traceback: str = ""
@@ -260,7 +260,7 @@ LONGEST_TRACEBACK = 3500
 LONGEST_PART = 1000
 MOST_FRAMES = 20
 MOST_RELATED = 3
-"""Causes of an exception, and exceptions of a group, that stand beside it."""
+"""Causes of an exception, and exceptions of a group, that are shown with it."""
 _PACKAGE = str(Path(__file__).parents[2])
 _HEAD = "Traceback (most recent call last):\n"
 _CAUSE = "\nThe above exception was the cause of the following one:\n\n"

@@ -48,12 +48,12 @@ class Isolation:
     """
     Isolation of suspects in one process, over all of its pools: while a suspect runs, nothing else does.
 
-    The pool that meets a suspect puts it off and asks for the process. Then no pool begins anything, and as soon as
-    all have ended what they run, this one claims the suspect again and runs it: should the process die now, it is
-    known why. Meanwhile no slot is free, and routers are told so: what arrives waits until the suspects have ended.
+    The pool that meets a suspect puts it off and asks for the process. No pool then starts new work. As soon as all
+    pools are idle, this one claims the suspect again and runs it: if the process dies now, the cause is known. In the
+    meantime the worker reports no free slot, and new work waits until the suspects have ended.
 
-    While functions run on although their attempts are over, no suspect is begun, since it would be blamed for what they
-    do; everything else goes on, because nobody knows when they return.
+    While functions keep running after the end of their attempts, no suspect is started, because it would be blamed for
+    a crash of theirs. All other work goes on: such a function may never return.
     """
 
     def __init__(self, functions_overdue: Callable[[], int] = lambda: 0) -> None:
@@ -117,7 +117,8 @@ class Isolation:
         """
         Begin a suspect that this pool has claimed.
 
-        False: others run here, and the pool has asked for the process; or functions run on, and nobody is held up.
+        False while other work runs here: the pool has then asked for the process. False too while functions of ended
+        attempts run on: the suspect is put off, and other work is not held up.
         """
         if self._waits_for_functions(now):
             self.no_suspect(pool)

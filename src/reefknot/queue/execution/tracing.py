@@ -2,9 +2,9 @@
 The spans of a stored piece of work: one for the job, and a child for each of its attempts.
 
 The attempts of a job are separate claims, perhaps of several processes, with waits of hours between them. So the span
-of the job has an identity that follows from the record itself: every attempt names it as its parent, and whoever keeps
-the end of the job records it, from the beginning of the first attempt. Its own parent is the span that the job was
-submitted in (`traceparent`). A process that dies loses the attempt it made, and nothing else.
+of the job has an identity that is computed from the record: every attempt names it as its parent, and the process that
+stores the end of the job records it, from the beginning of the first attempt. Its own parent is the span that the job
+was submitted in (`traceparent`). A process that dies loses the span of its current attempt, and nothing else.
 
 A job that ends without an attempt has a span as well: the time that it waited.
 """

@@ -1,10 +1,10 @@
 """
 The work queue: where work waits, who runs it, and where its result is kept.
 
-Accepted means kept. A claim is one atomic step with a lease and a fence; a lease that runs out comes back by itself at
-the next claim, counted as a crash. Events go with the change they tell of, or not at all. Whoever can tell that a
-holder will never come back need not wait for its lease: ending the lease of one that lives costs a second run, never a
-second result, because its fence is its own until somebody else claims.
+Accepted means kept. A claim is one atomic step with a lease and a fence. Work whose lease has run out is handed out
+again by the next claim, which counts a crash. An event is stored in the same transaction as the change it describes. A
+caller that knows that an owner is gone may end its lease early: if the owner is alive after all, the work may run
+twice, but never gets two results, because every new claim has a new fence.
 
 The quarantine is the work that is not tried again unless an operator requeues it. It keeps the payload byte for byte,
 the reason, the failure and the history. A requeued item keeps its id and gets a fresh budget; it may return to
@@ -42,7 +42,7 @@ class Leases(Protocol):
     """The leases of all work in a store."""
 
     async def owners(self, *, silent_for: float = 0.0) -> list[str]:
-        """The owners of running work, each once; with `silent_for` those that have renewed nothing for so long."""
+        """The owners of running work, each once; with `silent_for`, those without a renewal in that many seconds."""
 
     async def end(self, owners: Collection[str]) -> int:
         """End the leases of owners that are gone for good; the next claim counts a crash. Returns how many ended."""
@@ -207,7 +207,7 @@ FREELY = Enqueue()
 
 
 class WorkQueue(Protocol):
-    """Takes work in, hands it out, hears what came of it."""
+    """A queue of work: stores what is enqueued, hands it out to owners of claims, and records how it ended."""
 
     async def enqueue(
         self,

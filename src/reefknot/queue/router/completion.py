@@ -2,9 +2,9 @@
 Completion: the end of an assignment at its router.
 
 A worker over the same store has written its result there: the router forgets the assignment and resolves its caller.
-The result of any other worker, and an end that the router makes itself (expired, refused everywhere, no such class or
-type), is written first, in batches. One that cannot be written resolves nobody: its claim runs out, and it is routed
-again.
+The result of any other worker, and an end that the router decides (expired, refused everywhere, unknown class or type),
+is written first, in batches. If the write fails, no caller gets a result: the claim runs out, and the assignment is
+routed again.
 """
 
 import asyncio
@@ -152,7 +152,7 @@ class Completion:
             await asyncio.gather(*(one.done() for one in ends if one.done is not None))
 
     async def _resolve_from_store(self, work_id: str) -> None:
-        """Resolve the caller of an assignment whose record somebody else holds, if it has ended."""
+        """Resolve the caller of an assignment that this router does not hold, if it has ended."""
         async with asyncio.timeout(STORE_S):
             item = await self._context.work.get(work_id)
         result = None if item is None else answer_of(item)

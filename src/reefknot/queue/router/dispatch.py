@@ -177,9 +177,10 @@ class Dispatcher:
 
     def _is_held_up(self, pending: Pending) -> bool:
         """
-        Whether it waits for another tenant's assignment of the same id, whose ack could not be told from its own.
+        Whether it waits for another tenant's assignment of the same id, because an ack would fit both.
 
-        A worker with another store may not tell the tenant of a result either; there the request's id tells them apart.
+        The result of a worker with another store may lack the tenant too; the request's id then says which one is
+        meant.
         """
         assignment = pending.assignment
         others = self._table.out(assignment.assignment_id)
@@ -359,7 +360,7 @@ class Dispatcher:
         await self._end_in_store(pending, reason, self._context.cancelled(pending.assignment, reason))
 
     async def _end_in_store(self, pending: Pending, reason: str, event: Event) -> None:
-        """End an assignment whoever holds its record, and give its caller the result."""
+        """End an assignment, whichever process holds its record, and give its caller the result."""
         async with asyncio.timeout(PUBLISH_S):
             item = await self._work.get(pending.id)
             ended = [] if item is None else [ended_event(item, self._clock.wall(), cancelled=reason)]

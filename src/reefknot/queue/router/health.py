@@ -291,7 +291,7 @@ class FleetClasses:
         self._read_at = now
         try:
             reports = await within(self._control.reports(), STORE_S)
-        except (StoreError, TimeoutError):  # whoever needs the store says so
+        except (StoreError, TimeoutError):  # reported by the parts that need the store
             return
         systems = []
         for report in reports:

@@ -32,19 +32,19 @@ class ClaimedSubmission(Struct, frozen=True):
     held: Held
     deadline_at: int | None = None
     sent_before: bool = False
-    """Claimed before, by another router or an earlier incarnation: a worker may have seen it."""
+    """Whether it was claimed before, by another router or an earlier run of this one: a worker may have seen it."""
     body: bytes = b""
     """The assignment's bytes as they were submitted."""
     was_accepted: bool = False
     """Whether a worker that is gone had accepted it: it knew the step."""
     requeued_at: int = 0
-    """When a person last ran it again (ms UTC): a result from before is one of an earlier generation."""
+    """When an operator last retried it (ms UTC): an older result belongs to an earlier generation."""
     generation: int = 0
-    """How often it began anew with all its retries."""
+    """How often it was restarted with its full retry budget."""
 
 
 _GARBAGE = 1000
-"""Entries of a heap that may stand for nobody any more."""
+"""Stale heap entries tolerated before a rebuild."""
 
 
 class Pending:
@@ -389,7 +389,7 @@ class RouterContext(Struct, frozen=True):
 
 
 def expired_event(assignment: ExecAssignment, wall: float) -> Event:
-    """The event of an assignment that nobody had ended by its deadline."""
+    """The event of an assignment that had not ended by its deadline."""
     return TimeoutOccurred(
         **about_assignment(assignment, wall),
         operation=assignment.job.type,

@@ -4,7 +4,7 @@ The router: one assignment to one worker that can take it, and its result back t
     submit → admit → keep → choose a worker → send → ack → result → resolve the caller
 
 A refused assignment goes to another worker or waits here; one whose worker is gone is sent again. The router's own
-queue is bounded, and its callers are told when to come back.
+queue is bounded; a refused caller gets the time to wait before its next try.
 """
 
 import asyncio
@@ -166,7 +166,7 @@ class Router:
             self.services.keep(name, service)
 
     async def stop(self) -> None:
-        """Let go of everything: what is pending goes back to the store, for whoever routes next."""
+        """Return everything that is pending to the store, for the next router."""
         await self.services.stop()
         await self._background.stop()
         await self._background.run_logged("the last results could not be kept", self._last_writes)
@@ -414,7 +414,7 @@ class Router:
                 continue
             item = await self.submissions.find(lost.id)
             if pending.held != lost:
-                continue  # claimed anew meanwhile
+                continue  # claimed again meanwhile
             result = None if item is None else answer_of(item)
             if result is not None:
                 self._completion.finish(pending, result)
@@ -452,7 +452,7 @@ class Router:
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:
-    """Wait for the event, at most so long."""
+    """Wait for the event, for at most `seconds`."""
     timer = asyncio.get_running_loop().call_later(seconds, event.set)
     try:
         await event.wait()

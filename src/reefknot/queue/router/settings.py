@@ -1,8 +1,8 @@
 """
 A router's settings: how much may wait, how patient it is, how long its claims hold.
 
-The lease, the patience, and the times after which a worker is asked again are defined here; other times stand beside
-the code that uses them.
+The lease, the patience, and the times after which a worker is asked again are defined here; other times are in the
+modules that use them.
 """
 
 from typing import Any
@@ -14,18 +14,18 @@ from reefknot.queue.model.admission import Rules
 from reefknot.queue.model.submission import SubmissionRules
 
 LEASE_S = 30.0
-"""How long a submission stays a router's after it was last heard of."""
+"""Seconds for which a router holds a submission after its last renewal."""
 RENEWALS = 3
-"""Renewals in one lease: two may fail, and nothing is lost."""
+"""Renewals per lease: two in a row may fail without losing the claim."""
 PATIENCE_S = 30.0
 """How long work waits for a worker that has its class, or knows its type, while only others are there."""
 ACK_WITHIN_S = 10.0
-"""A worker that did not say a word about an assignment for so long gets it, or another one gets it, once more."""
+"""Seconds without an ack after which an assignment is sent again, to the same or another worker."""
 ASK_AGAIN_S = 15.0
-"""A worker that accepted an assignment is asked for its result so often."""
+"""Seconds between two questions to a worker for the result of an assignment that it accepted."""
 LATE_S = 0.5
-"""How long after its deadline a worker may still end an assignment itself, which knows the last error; then its router
-does. Beyond that, with `CALLER_LATE_S`, the caller does: whatever died, an answer comes within a second."""
+"""Seconds after the deadline in which the worker may still end an assignment, because it knows the last error. After
+that the router ends it, and after `CALLER_LATE_S` the caller: whatever died, an answer comes within a second."""
 CALLER_LATE_S = 0.75
 
 
@@ -39,7 +39,7 @@ class RouterSettings(Struct, frozen=True):
     tenant_share: float = 0.5
     """The most places that one tenant may hold while others wait."""
     shared_subject: bool = False
-    """Also send to whoever listens on the shared subject: workers that do not tell of themselves."""
+    """Also send on the shared subject, for workers that send no heartbeats."""
 
     def __post_init__(self) -> None:
         for name in ("lease", "patience"):

@@ -2,8 +2,8 @@
 Submissions: validated, kept in the store, claimed by a router, and answered.
 
 A submission is a work item of the class `ROUTER`: accepted means kept, whether a router runs or not. The worker that
-accepts it moves the same record to its own class, and ends it; so a caller finds its result in the store, whoever
-brought it there.
+accepts it moves the same record to its own class, and ends it. A caller therefore finds the result in the store,
+whichever process wrote it.
 """
 
 import asyncio
@@ -273,7 +273,7 @@ class Submissions:
             check_same_job(assignment, known)
 
     async def claim(self, n: int, owner: str, only: Collection[str] | None = None) -> list[ClaimedSubmission]:
-        """Claim submissions that nobody holds; with `only`, none but these records."""
+        """Claim submissions without an owner; with `only`, just these records."""
         await self.learn_classes()
         wanted = WorkClaim(
             owner, classes=(ROUTER,), lease=self._lease, only=only, crash_limit=_NEVER, crash_events=self._crashed
@@ -322,7 +322,7 @@ class Submissions:
         """
         The item as soon as it has ended, or None after `timeout` seconds.
 
-        An assignment that nobody ended soon after its deadline is ended here: its router and its worker may be gone.
+        An assignment that has not ended soon after its deadline is ended here: its router and worker may be gone.
         """
         ends = self._clock.now() + timeout
         while (left := ends - self._clock.now()) > 0:
@@ -438,7 +438,7 @@ class LocalCallers:
             if kept is Enqueued.DUPLICATE:
                 await self._submissions.check_same_job(assignment)
                 self._join(name, await self._submissions.find(name))
-                self._on_left()  # perhaps nobody looks after it
+                self._on_left()  # it may have lost its router
         except BaseException as error:
             self._forget(name)
             if not future.done():  # another caller of the same id waits for this very future

@@ -81,7 +81,7 @@ from reefknot.steps.port import Block, BlockContext, own_policies, own_rules
 
 SHORTEST_S = 0.001
 KEY_PAUSE_S = 1.0
-"""Pause of work whose key is held by somebody else, after an attempt has waited for it."""
+"""Pause of work whose key has another owner, after an attempt has waited for it."""
 
 
 ReportOverdue = Callable[[Callable[[], AttemptReport]], None]
@@ -334,7 +334,7 @@ class StepRunner:
 
     def _waits_for_key(self, attempt: AttemptInputs, held: HeldKey | None) -> AttemptReport | None:
         """
-        Snooze of an attempt whose time went by while somebody else held its key; that time is not the assignment's.
+        Snooze of an attempt that spent its time waiting for a key of another owner; that time is not counted.
 
         None when there is no such key, or the caller of the key would not wait any longer.
         """

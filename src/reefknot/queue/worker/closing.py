@@ -197,7 +197,7 @@ class Closing:
         result = None if item is None else answer_of(item)
         if item is None or result is None:
             return False
-        if not again and item.result is None:  # cancelled, dropped, expired or crashed: no attempt has told it
+        if not again and item.result is None:  # cancelled, dropped, expired or crashed: not reported by an attempt
             is_aside, trace = item.state is WorkState.QUARANTINED, assignment_trace(item, assignment_of(item))
             if is_aside:
                 self._steps.log.ended(item, f"quarantined: {item.reason}", attempts=item.attempts, level=ERROR)
@@ -227,12 +227,12 @@ class Closing:
             return False
         event = OperatorAction(
             **about_item(item, self._clock.wall()),
-            actor=self._context.worker_id,  # who asked has an event of their own
+            actor=self._context.worker_id,  # the person who asked is in an event of its own
             action="cancel",
             subject=cancel.assignment_id,
             details={"reason": reason},
         )
-        await self._cancel(item, pool, reason, event)  # if somebody else was faster, its end is told all the same
+        await self._cancel(item, pool, reason, event)  # if it has ended already, that end is published
         pool.cancel(work_id)
         return await self.publish_result(work_id)
 

@@ -57,7 +57,7 @@ MOST_LOOKED_AT = 200
 MOST_TROUBLED = 20
 """Bounds of `troubled`: destinations that a status is made from, and that it has."""
 LEAST_FOR_A_TOKEN = 5
-"""Calls in ten seconds that are worth one saved token, where a worker's share of the fleet's is less than one."""
+"""Calls in ten seconds that earn one saved token, where a worker's share of the fleet's tokens is less than one."""
 
 
 class Destination:
@@ -65,8 +65,8 @@ class Destination:
     Throttle and breaker of one destination.
 
     A fleet shares the destination's tokens. A share of less than one token could never grant a retry, so a worker may
-    save up to one; but only while it sends so many calls there that one retry more is little beside them. So the
-    retries that a fleet adds to an outage stay in proportion to its calls, however many workers it has.
+    save up to one, but only while it sends enough calls there that one more retry hardly adds to them. The retries
+    that a fleet adds to an outage thus stay in proportion to its calls, however many workers it has.
     """
 
     __slots__ = (
@@ -231,7 +231,7 @@ class Destination:
         self.health = after
 
     def busy(self, now: float) -> bool:
-        """Whether it gets so many calls from here that its throttle acts."""
+        """Whether this process sends it enough calls for its throttle to act."""
         return self._traffic.recent(now) >= LEAST
 
     def counted(self, now: float, *, ok: bool) -> None:
@@ -254,7 +254,7 @@ class Destinations:
         self._known: OrderedDict[str, Destination] = OrderedDict()
 
     def fleet_of(self, workers: int) -> None:
-        """So many workers share each destination's tokens from now on."""
+        """Set the number of workers that share each destination's tokens."""
         workers = max(1, workers)
         if workers != self.share:
             self.share = workers

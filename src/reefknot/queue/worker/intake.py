@@ -1,10 +1,11 @@
 """
 Intake: deliveries in batches → known? → admitted → kept → acknowledged.
 
-What has arrived by the time the store is free goes in together: one reading each, one store call for all. Admission is
-asked once for each, and again only if the store refused the batch: then they are taken in one by one. An arrival that a
-free slot can take is started by the same store call. Refusals, evictions and duplicates go beside the batch, several at
-once and never more. Nothing is acknowledged before it is kept, and a message that fails harms no other.
+Everything that has arrived by the time the store is free forms one batch: each message is read once, and one store call
+keeps them all. Admission is asked once for each, and again only if the store refused the batch: then they are taken in
+one by one. An arrival for which a slot is free is started by the same store call. Refusals, evictions and duplicates
+are handled outside the batch, a bounded number at a time. Nothing is acknowledged before it is kept, and a message that
+fails does not affect others.
 """
 
 import asyncio
@@ -207,8 +208,8 @@ class Intake:
         """
         Take in one message, with everything that may have to be asked.
 
-        A store that cannot be asked is told by the ack. Not by the baseline: it refuses nothing, and a sender that
-        hears no ack sends again.
+        If the store does not answer, the ack says so. The baseline sends no such ack, because it refuses nothing; a
+        sender without an ack sends again.
         """
         try:
             return await self._take(read, body, verdict)
@@ -268,7 +269,7 @@ class Intake:
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
     def _reserve(self, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: AdmissionVerdict) -> Admitted:
-        """The arrival with its place, which is taken before anything is awaited, so that nobody else gets it."""
+        """The arrival with its place, which is reserved before the first await, so that no other arrival takes it."""
         answer = verdict.answer
         assert not isinstance(answer, Reject)
         pool.reserve(assignment.priority)
@@ -390,7 +391,7 @@ class Intake:
         except (StoreError, TimeoutError):
             if not pool.has(work_id):
                 raise
-            return None  # it is here; that the store is away makes it nobody else's
+            return None  # it is held here, and still is while the store is away
 
     def _not_kept(self, assignment: ExecAssignment, pool: Pool, message: str) -> IntakeResult:
         """Reject because the store failed. If it was kept after all, it is found when it is sent again."""
@@ -480,5 +481,5 @@ class Intake:
 
 
 def _body(delivery: Delivery) -> bytes:
-    """The assignment's bytes as they can be stored: headers beat the body, so with any the body is written anew."""
+    """The assignment's bytes for the store; "" with headers, which override the body, so that it is encoded again."""
     return b"" if delivery.headers else delivery.body

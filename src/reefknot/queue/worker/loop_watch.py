@@ -25,17 +25,17 @@ from reefknot.runtime.log import LogBudget, error_text, logger, printable
 
 LOOK_S = 0.4
 BLOCKED_S = 0.8
-"""A loop that has not answered for so long is blocked. It is reported at the next look."""
+"""Seconds without an answer after which a loop counts as blocked. It is reported at the next look."""
 RENEWALS = 3
-"""Renewals in one lease: two may fail, and nothing is lost."""
+"""Renewals per lease: two in a row may fail without losing the claim."""
 MOST_NAMED = 3
 
 
 class LoopWatch:
-    """The watch over the event loop in which it is entered, and over the workers in it. It ends with its block."""
+    """The watch over the event loop that enters its block, and over the workers in it. It ends with the block."""
 
     def __init__(self, workers: Sequence[Worker], leases: Leases, *, others: Callable[[], list[Held]] = list) -> None:
-        """`others` are claims of this loop beside those of the workers, held as long as theirs."""
+        """`others` returns claims of this loop that are not the workers' and are renewed like theirs."""
         self._workers = workers
         self._leases = leases
         self._others = others

@@ -90,7 +90,7 @@ class _Ages:
 
 
 class BoundedQueue:
-    """Places of one class. `size` bounds them (None: no bound); whoever puts in has asked for admission before."""
+    """Places of one class. `size` bounds them (None: no bound); callers of `put` have asked for admission before."""
 
     __slots__ = ("_ages", "_due", "_expiring", "_later", "_ready", "size")
 
@@ -356,13 +356,12 @@ class Pool(Slots):
         return inputs
 
     def held_status(self) -> OverloadStatus:
-        """The status that people are told, who look every second: it has hysteresis in time too. Routers steer by
-        `status`."""
+        """Status for displays, held for a while so that it does not flicker. Routers use `status`."""
         self._held = held(self._held, self.status(), self._clock.now())
         return self._held.status
 
     def level_reason(self) -> str:
-        """The reason of a level that people are told; empty while the pool is healthy."""
+        """The reason for the held status, for displays; empty while the pool is healthy."""
         if self.held_status() is OverloadStatus.HEALTHY:
             return ""
         if self._isolation.is_on:
@@ -514,7 +513,7 @@ class Pool(Slots):
         return len(items)
 
     async def _resync(self) -> None:
-        """Correct places that are due here and not in the store: somebody else has them, or they are due later."""
+        """Correct places that are due here and not in the store: another worker has them, or they are due later."""
         for queued in self.queue.due(self._clock.now(), RESYNC_BATCH):
             item = await self._context.work.get(queued.id)
             if item is not None and item.state is WorkState.PENDING and item.resource_class == self.queue_name:

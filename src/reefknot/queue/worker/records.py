@@ -48,7 +48,7 @@ from reefknot.queue.model.results import assignment_of
 from reefknot.queue.model.work import Settled, WorkItem
 
 _ROOM = 64 * 1024
-"""Beside its outputs a result has little in it."""
+"""Bytes of a result that are not its outputs, at most."""
 
 _KINDS: dict[str, type] = {"status": StepStatus, "error_code": ErrorCode, "outputs": dict, "metadata": dict}
 """The fields of a step result that a block sets; its message is made a text in any case."""
@@ -92,11 +92,11 @@ class AcceptedWork(Struct, frozen=True):
 
     @classmethod
     def stand_in(cls, item: WorkItem) -> "AcceptedWork":
-        """The assignment from the columns beside a damaged payload: enough for a result and an event."""
+        """The assignment of a record with a damaged payload, from its columns: enough for a result and an event."""
         return cls(assignment_of(item))
 
     def as_item(self, body: bytes, queue_name: str, answer: Admission, wall_ms: int) -> WorkItem:
-        """The stored form, which `read` reads. Without a `body` as it came the assignment is encoded anew."""
+        """The stored form, which `read` reads. Without the original `body`, the assignment is encoded again."""
         assignment = self.assignment
         delay_ms = answer.milliseconds if isinstance(answer, Defer) else 0
         deadline = assignment.options.deadline_ms

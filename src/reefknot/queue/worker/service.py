@@ -4,8 +4,8 @@ A worker: takes assignments in, runs them as steps, publishes results, and repor
     intake ──▶ queue ──▶ slot: one attempt ──▶ settle ──▶ publish the result
                  ▲                          └─▶ due again: the place is kept, the slot is free
 
-Everything it accepted is in its store. A worker that restarts under its id finds its work there; what a vanished one
-left behind is taken over by whoever is sent it next.
+Everything it accepted is in its store. A worker that restarts under its id finds its work there; the work of a worker
+that is gone is taken over by the worker that it is sent to next.
 """
 
 import asyncio
@@ -59,9 +59,9 @@ from reefknot.stores.port import Store
 
 PAGE = 500
 MOST_DOWN = 1000
-"""Destinations that a worker which starts learns to be down from the work that waits for them."""
+"""Destinations that a starting worker takes for down, because work waits for them; at most."""
 AT_ONCE = 64
-"""Refusals, cancellations and acks handled at once, beside the intake's batches."""
+"""Refusals, cancellations and acks handled at once, in addition to the intake's batches."""
 
 _cancels = msgspec.json.Decoder(Cancel)
 _fleets = msgspec.json.Decoder(Fleet)
@@ -239,7 +239,7 @@ class Worker:
             pool.paused = True
 
     def resume(self) -> None:
-        """End a pause or a drain: queued work that nobody else took meanwhile is this worker's again."""
+        """End a pause or a drain: queued work that no other worker has taken meanwhile is this worker's again."""
         self.intake.draining = self.leaving.is_on = False
         for pool in self.pools.values():
             pool.paused = False

@@ -261,7 +261,7 @@ def _log_state(path: str) -> tuple[int, _LogState]:
     with suppress(OSError):
         for look in range(_LOOKS if os.path.isfile(name) else 0):  # a pipe is not opened: it may have no other end
             if look:
-                sleep(_LOOK_AGAIN_S)  # a process that begins the log anew may be in the middle of it
+                sleep(_LOOK_AGAIN_S)  # another process may be restarting the log right now
             with open(name, "rb") as log:
                 size = os.fstat(log.fileno()).st_size
                 state = _first_commit(log) if size > _LOG_HEADER else ""

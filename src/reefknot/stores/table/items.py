@@ -110,7 +110,7 @@ class WorkItems:
         return self._order[work_id]
 
     def trim_ended(self, most: int) -> list[str]:
-        """Forget the first ended items beyond so many, as if they had never been here. Returns their ids."""
+        """Forget the oldest ended items beyond `most`, as if they had never existed. Returns their ids."""
         gone = list(self._ended)[: max(0, len(self._ended) - most)]
         for work_id in gone:
             self._drop(work_id)
@@ -286,7 +286,7 @@ class WorkItems:
         return sorted(place for place in ready if place[3] in only)[:n]
 
     def _together(self, places: list[Place]) -> list[Place]:
-        """The places that may run beside each other; the others are back where they stood."""
+        """The places that may run at the same time; the others go back to their heaps."""
         number = core.number_together([core.is_suspect(self.items[place[3]]) for place in places])
         for place in places[number:]:
             heapq.heappush(self._ready[self.items[place[3]].resource_class], place)

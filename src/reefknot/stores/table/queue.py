@@ -53,10 +53,11 @@ class TableWorkQueue(ABC):
         self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
     ) -> R:
         """
-        Make a change of the table, whole or not at all, with its events; those who wait for it are woken.
+        Change the table and write its events, both or neither; then wake the callers that wait for the change.
 
-        `ids` are the items it may ask for. With `wake` False those who wait for any change sleep on when no topic was
-        touched: a claim or a renewal brings them nothing. A soft change may be told before it is stored.
+        `ids` are the items that the change may ask for. With `wake` False, callers that wait for any change sleep on
+        when no topic was touched: a claim or a renewal is no news to them. A soft change may be reported as made before
+        it is stored.
         """
 
     @abstractmethod

@@ -1,9 +1,10 @@
 """
 `WorkTable` and `QuarantineTable`: every transition of a work queue and of its quarantine, over items in memory.
 
-Engines that hold their work in memory share them. They are synchronous and know no clock, no log and nobody who waits:
-the moment is an argument and never goes back, and audit events and topics to wake are collected until the engine takes
-them (`take_events`, `take_topics`). A call that raises may have made a part of its changes: the engine rolls it back.
+Engines that hold their work in memory share them. They are synchronous and have no clock, no log and no waiting
+callers: the moment is an argument and never goes back, and audit events and topics to wake are collected until the
+engine takes them (`take_events`, `take_topics`). A call that raises may have made some of its changes: the engine rolls
+them back.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class IdempotencyContract:
     async def test_a_lease_is_extended_without_the_loop(self, store: Store, clock: VirtualClock) -> None:
         held = await claimed(store, lease=5)
         clock.advance(4)
-        lost = Claim("k", "somebody", held.claim.fence + 1)
+        lost = Claim("k", "another", held.claim.fence + 1)
         await asyncio.to_thread(store.idempotency.extend, [held.claim, Claim("unknown", "me", 1)], lease=5)
         await asyncio.to_thread(store.idempotency.extend, [lost], lease=500)
         clock.advance(4)
@@ -226,7 +226,7 @@ class IdempotencyContract:
     async def test_who_waits_too_long_is_told_how_it_stands(self, store: Store) -> None:
         await claimed(store)
         assert required(await store.idempotency.wait("k", 0.01)).state is KeyState.IN_PROGRESS
-        assert await store.idempotency.wait("nobody's", 0.01) is None
+        assert await store.idempotency.wait("unknown", 0.01) is None
 
     @story()
     async def test_who_waits_is_told_when_the_lease_has_run_out_and_can_take_over(

@@ -147,7 +147,7 @@ class ListingContract:
             ("fedcba", {}),
             ("fda", {"tenant_id": "acme"}),
             ("da", {"tenant_id": "acme", "state": WorkState.FAILED}),
-            ("", {"tenant_id": "nobody"}),
+            ("", {"tenant_id": "unknown"}),
             ("cb", {"source": "notes"}),
             ("c", {"source": "notes", "kind": "imap_mailbox"}),
             ("ec", {"kind": "imap_mailbox"}),

@@ -169,7 +169,7 @@ class QuarantineContract:
         assert [(one.what, one.why, one.who) for one in item.history] == [("replaces", "a: a typo", "ann")]
         never = [event("never")]
         assert await store.quarantine.replace("a", b"again", who="ann", events=never) is None
-        assert await store.quarantine.replace("nobody", b"", who="ann", events=never) is None
+        assert await store.quarantine.replace("unknown", b"", who="ann", events=never) is None
         aside = Quarantine("bad again")
         assert await store.work.settle([Settlement(item.id, "w", item.fence, aside)]) == [True]
         assert await store.quarantine.replace("a~2", b"third", who="ann") == "a~3"

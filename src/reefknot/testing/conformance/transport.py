@@ -76,7 +76,7 @@ class TransportContract:
         await _acquainted(near, far)
         await near.publish("a", b"1")
         await near.publish("b", b"2")
-        await near.publish("nobody", b"3")
+        await near.publish("unheard", b"3")
         await near.publish("b", LAST)
         assert [await until_last(line) for line in lines] == [[b"1", b"2"], [b"1", b"2"], [b"2"]]
 
