@@ -18,11 +18,7 @@ from reefknot.runtime.database_urls import database_file
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
 StrategyWord = Annotated[
     str,
-    Meta(
-        max_length=64,
-        description=f"{', '.join(RetryStrategy)}, or a package's own",
-        examples=[one.value for one in RetryStrategy],
-    ),
+    Meta(max_length=64, description=f"{', '.join(RetryStrategy)}, or a package's own", examples=list(RetryStrategy)),
 ]
 """Packages may offer more names than these, so `dialects` checks them."""
 Timeout = Annotated[int, Meta(ge=1, le=315_360_000_000)]
