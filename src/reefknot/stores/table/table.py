@@ -44,7 +44,8 @@ from reefknot.queue.port.work_queue import (
     events_to_keep,
     refuse_classes_with_gone,
 )
-from reefknot.stores.table.items import LEASES_TOPIC, WorkItems
+from reefknot.stores.table.items import WorkItems
+from reefknot.stores.wakeups import LEASES_TOPIC
 
 MOST_ENDED = 10_000
 """Ended items that are kept; the first to end goes first. Work in quarantine waits for an operator, and stays."""

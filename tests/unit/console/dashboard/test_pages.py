@@ -22,6 +22,7 @@ from reefknot.console.dashboard.formats import cursor_words, places, words_of
 from reefknot.console.dashboard.live import ViewKey
 from reefknot.console.dashboard.server import build_app
 from reefknot.console.operations.alerts import active_alerts
+from reefknot.console.operations.job_filters import FILTERS, FORM
 from reefknot.errors import StoreUnavailableError
 from reefknot.policy.settings import load_settings
 from tests.rows import for_each_row
@@ -110,6 +111,18 @@ def test_every_page_of_an_empty_store_answers_and_names_a_command_to_type(path: 
         assert Shown(answered).commands, target
         if target in ("/work", "/quarantine", "/workers", "/sources", "/audit"):
             assert 'class="empty"' in answered.text, target
+
+
+def test_the_page_of_work_asks_for_every_field_of_its_form_and_names_the_command_with_that_filter(worked: Path) -> None:
+    examples = {name: field.example.split(",")[0] for name, field in FORM.items()}
+    assert set(examples) < set(FILTERS), "a field that is no filter"
+    found = answers(worked, *(f"/work?{name}={example}" for name, example in examples.items()))
+    for (name, example), answered in zip(examples.items(), found.values(), strict=True):
+        assert answered.status == 200, (name, answered.text[:300])
+        assert re.search(
+            rf'{FORM[name].label}<input name="{name}" type="text" value="{re.escape(example)}"', answered.text
+        )
+        assert Shown(answered).commands[0] == f"reefknot job list --{name} {example}"
 
 
 def test_what_if_answers_in_the_words_of_explain_with_what_ingestion_does(path: Path) -> None:
