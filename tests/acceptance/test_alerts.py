@@ -77,9 +77,7 @@ def retry(folder: Folder) -> None:
     assert folder("submit", "flaky.jsonl").code == 0
 
 
-def test_two_systems_tell_an_alert_once_and_its_end_once_and_the_webhook_hears_both(
-    folder: Folder, hook: list[dict[str, Any]]
-) -> None:
+def test_two_systems_tell_an_alert_and_its_end_once_and_by_webhook(folder: Folder, hook: list[dict[str, Any]]) -> None:
     for _ in range(2):
         folder.up("--module", "failing", program=QUICK)
     retry(folder)

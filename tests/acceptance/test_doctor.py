@@ -140,9 +140,7 @@ def test_a_store_on_nats_that_is_well_and_a_server_that_syncs_always(
     assert "not known from here" in findings(person, *always)["sync"]["text"]
 
 
-def test_streams_that_are_not_there_are_a_warning_and_are_not_made_and_a_changed_one_is_a_problem(
-    person: Person, url: str
-) -> None:
+def test_missing_streams_are_a_warning_and_not_made_and_a_changed_one_is_a_problem(person: Person, url: str) -> None:
     for _ in range(2):
         found = findings(person, "--engine", url)["stream"]
         assert (found["level"], "there is no stream" in found["text"]) == ("warning", True)

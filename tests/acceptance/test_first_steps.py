@@ -118,9 +118,7 @@ def test_with_the_written_file_a_job_that_was_given_up_waits_in_quarantine(shell
 
 
 @pytest.mark.parametrize("command", ["up --for 0.1", "run work.jsonl", "worker start --for 0.1"])
-def test_without_a_file_the_baseline_is_explained_once_with_the_command_that_leaves_it(
-    shell: Shell, command: str
-) -> None:
+def test_without_a_file_the_baseline_is_explained_once_with_the_way_to_leave_it(shell: Shell, command: str) -> None:
     """And so are steps whose own options it ignores."""
     (shell.folder / "work.jsonl").write_text("")
     (shell.folder / "parts.py").write_text(_OWN_OPTIONS)

@@ -175,9 +175,7 @@ def test_where_no_server_is_a_command_says_so(person: Person) -> None:
         assert "check that a NATS server runs there" in said
 
 
-def test_a_server_that_lacks_something_is_named_with_what_to_do(
-    person: Person, tmp_path: Path, nats_server: NatsServer
-) -> None:
+def test_what_a_server_lacks_is_named_with_what_to_do(person: Person, tmp_path: Path, nats_server: NatsServer) -> None:
     """JetStream, a version, large messages."""
     submit = ("submit", "--type", "own.hello")
     with other_server(tmp_path / "plain", "") as url:
@@ -327,9 +325,7 @@ def test_a_server_that_is_full_refuses_work_and_tells_what_it_accepted(person: P
     assert set(accepted) <= set(listed) <= set(ids[: len(accepted) + 1]), "and at most the one that was refused"
 
 
-def test_a_bounded_store_that_is_full_is_said_and_all_that_it_accepted_ends_when_there_is_room(
-    person: Person, url: str
-) -> None:
+def test_a_full_store_is_said_and_all_that_it_accepted_ends_when_there_is_room(person: Person, url: str) -> None:
     server, _, name = url.rpartition("/")
     person.configure(f"engine: {url}\nnats: {{max_bytes: 1048576}}\n")
     ids = many(person, 150, size=1, type_="own.large")
@@ -350,9 +346,7 @@ def test_a_bounded_store_that_is_full_is_said_and_all_that_it_accepted_ends_when
     assert "internally consistent" in person.done("audit", "verify")
 
 
-def test_a_full_stream_of_peers_on_the_shared_subject_is_said_and_gets_what_waits_when_there_is_room(
-    person: Person, own_nats_server: NatsServer
-) -> None:
+def test_a_full_stream_of_peers_is_said_and_gets_what_waits_later(person: Person, own_nats_server: NatsServer) -> None:
     server = own_nats_server.url
     person.configure(f"engine: {server}\nrouter: {{shared_subject: cp1}}\n")
     stream = {"name": "peers", "subjects": ["caf.exec.assign.v1"], "max_msgs": 1, "discard": "new"}
@@ -429,9 +423,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         yield server
 
 
-def test_a_token_by_reference_opens_the_store_for_every_command_and_is_never_shown(
-    person: Person, secured: NatsServer
-) -> None:
+def test_a_token_by_reference_opens_the_store_and_is_never_shown(person: Person, secured: NatsServer) -> None:
     person.configure(f"engine: nats://127.0.0.1:{secured.port}\nnats: {{token: 'env:NATS_TOKEN'}}\n")
     assert "NATS_TOKEN" in person.refused(MISCONFIGURED, "job", "list")
     tried: list[tuple[str, ...]] = [("job", "list"), ("submit", "--type", "own.hello", "--in", "24h"), ("doctor",)]
@@ -467,9 +459,7 @@ def test_a_token_in_the_address_is_never_shown(person: Person, secured: NatsServ
 # ---- a server that goes away -----------------------------------------------------------------------------------------
 
 
-def test_a_running_system_says_once_that_the_server_is_away_and_goes_on_when_it_is_back(
-    person: Person, own_nats_server: NatsServer
-) -> None:
+def test_a_system_says_once_that_the_server_is_away_and_goes_on(person: Person, own_nats_server: NatsServer) -> None:
     url = own_nats_server.url
     with person.running("up", "--module", "steps.py", "--engine", url) as said:
         until(lambda: "steps: " in said.read_text())
@@ -486,9 +476,7 @@ def test_a_running_system_says_once_that_the_server_is_away_and_goes_on_when_it_
     assert text.count("a heartbeat was not sent") <= 1, text
 
 
-def test_a_running_system_whose_credentials_are_refused_says_so_and_goes_on_when_they_are_right_again(
-    person: Person, tmp_path: Path
-) -> None:
+def test_a_system_whose_credentials_are_refused_goes_on_when_they_are_right(person: Person, tmp_path: Path) -> None:
     folder = tmp_path / "server"
 
     def reload(old: str, new: str) -> None:
@@ -518,9 +506,7 @@ ENDS_WITHIN_S = 20.0
 TERMINATED = 143
 
 
-def test_a_system_ends_soon_although_its_server_is_away_and_its_work_is_done_by_the_next(
-    folder: Folder, own_nats_server: NatsServer
-) -> None:
+def test_a_system_ends_soon_without_its_server_and_leaves_its_work(folder: Folder, own_nats_server: NatsServer) -> None:
     folder.set_variable("REEFKNOT__ENGINE", own_nats_server.url)
     system = folder.up("--drain", "1")
     for name in ("order-1", "order-2"):

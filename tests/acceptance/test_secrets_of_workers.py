@@ -141,9 +141,7 @@ def test_none_of_fifty_secrets_reaches_anything_that_a_worker_makes(caplog: pyte
     assert [sink for sink, text in held.items() if "[redacted]" not in text] == ["status"], "the others had them"
 
 
-def test_without_redaction_the_same_search_finds_them(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_redaction_it_finds_them(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control. The log is bounded, and a status tells nothing of any work, whatever is redacted."""
     monkeypatch.setattr("reefknot.core.failure.redact", lambda text: text, raising=False)
     without_redaction(monkeypatch)

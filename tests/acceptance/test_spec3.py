@@ -275,9 +275,7 @@ def test_every_text_means_what_the_documents_say_also_when_an_exception_says_it_
     ],
 )
 @pytest.mark.parametrize("message", ["", "sync failed", "network timeout", "permission denied", "not found"])
-def test_what_an_exception_is_or_declares_beats_the_words(
-    error: Exception, expected: FailureType, message: str
-) -> None:
+def test_what_an_exception_is_or_declares_beats_words(error: Exception, expected: FailureType, message: str) -> None:
     assert rk.classify_failure(message, error) is expected
 
 
@@ -368,9 +366,7 @@ async def test_every_connector_has_a_policy_of_its_own(
 
 
 @pytest.mark.parametrize(("connector", "delay"), [("imap_mailbox", 600), ("github_repository", 900)])
-async def test_rate_limited_failures_wait_longer_and_the_whole_source_cools(
-    world: World, connector: str, delay: int
-) -> None:
+async def test_rate_limited_failures_wait_longer_and_cool_the_source(world: World, connector: str, delay: int) -> None:
     source = Source(SourceError("too many requests", FailureType.RATE_LIMITED))
     orchestrator = await world.start(world.source(source, connector=connector, max_concurrency=1))
     for n in range(4):
@@ -388,9 +384,7 @@ async def test_rate_limited_failures_wait_longer_and_the_whole_source_cools(
 
 
 @pytest.mark.parametrize("kind", [FailureType.RATE_LIMITED, FailureType.TRANSIENT])
-async def test_a_server_that_asks_for_longer_than_we_wait_cools_the_source_and_spends_no_attempt(
-    world: World, kind: FailureType
-) -> None:
+async def test_a_server_that_asks_for_a_long_wait_cools_the_source_alone(world: World, kind: FailureType) -> None:
     source = Source(SourceError("come back later", kind, retry_after=5 * HOUR))
     await world.start(world.source(source, connector="github_repository"))
     await world.job("job", connector="github_repository", n=1)

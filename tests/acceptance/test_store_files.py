@@ -57,9 +57,7 @@ WAYS: dict[Callable[[Path], None], str] = {
 @pytest.mark.parametrize(
     ("kind", "harm"), [*(("up", one) for one in WAYS), ("worker", folder_deleted), ("router", folder_deleted)]
 )
-def test_a_system_whose_store_is_gone_ends_with_69_and_says_why(
-    folder: Folder, kind: str, harm: Callable[[Path], None]
-) -> None:
+def test_a_system_whose_store_is_gone_ends_with_69(folder: Folder, kind: str, harm: Callable[[Path], None]) -> None:
     process, reason = folder.up() if kind == "up" else folder.part(kind), WAYS[harm]
     harm(folder.path / STORE)
     code, _, err = folder.ends(process)
@@ -274,9 +272,7 @@ def test_a_reader_that_left_out_the_log_would_miss_events(used: Folder) -> None:
     assert counted[0] != counted[1]
 
 
-def test_a_store_in_use_by_others_can_be_read_without_the_right_to_write(
-    used: Folder, frozen: Callable[[Path], dict[str, bytes]]
-) -> None:
+def test_a_store_in_use_can_be_read_without_writing(used: Folder, frozen: Callable[[Path], dict[str, bytes]]) -> None:
     """Whoever has the files open goes on writing: rights are asked for when a file is opened."""
     process = used.up()
     frozen(used.path / STORE)
@@ -303,9 +299,7 @@ def test_a_file_that_is_written_while_it_is_read_as_frozen_is_noticed(tmp_path: 
     assert opened.in_place, "one that others may write is told by device and inode alone"
 
 
-def test_an_older_store_that_may_not_be_written_is_refused_with_a_way_out(
-    used: Folder, frozen: Callable[[Path], dict[str, bytes]]
-) -> None:
+def test_an_older_read_only_store_names_a_way_out(used: Folder, frozen: Callable[[Path], dict[str, bytes]]) -> None:
     store = used.path / STORE
     frozen(store)
     ((code, _, err),) = used.as_user(["audit", "verify"], by="newer")

@@ -103,9 +103,7 @@ def test_the_spans_of_a_job_arrive_nested_below_the_span_of_its_caller(folder: F
 
 
 @pytest.mark.parametrize("is_secret", [True, False], ids=["secret", "control"])
-def test_no_span_holds_a_secret_of_the_configuration_or_a_token(
-    folder: Folder, receiver: Receiver, is_secret: bool
-) -> None:
+def test_no_span_holds_a_configured_secret_or_a_token(folder: Folder, receiver: Receiver, is_secret: bool) -> None:
     """The control: the canary would be seen."""
     prepare(folder, flaky("a", failures=9), flaky(f"id-{CANARY}", failures=9))
     if not is_secret:
@@ -170,9 +168,7 @@ def test_the_attempts_of_two_workers_are_children_of_one_job(folder: Folder, rec
     assert job.attributes["reefknot.outcome"] == "recovered"
 
 
-def test_up_sends_its_spans_at_its_end_and_commands_of_one_process_one_after_the_other(
-    folder: Folder, receiver: Receiver
-) -> None:
+def test_up_sends_its_spans_at_its_end_and_commands_of_one_process_in_turn(folder: Folder, receiver: Receiver) -> None:
     prepare(folder)
     folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     system = folder.start("up", "--module", "shop")
@@ -185,9 +181,7 @@ def test_up_sends_its_spans_at_its_end_and_commands_of_one_process_one_after_the
         assert [one.name for one in receiver.children(job)] == ["reefknot.attempt"] * 3
 
 
-def test_without_the_variables_nothing_is_sent_and_a_callers_traceparent_still_goes_to_the_server(
-    folder: Folder, receiver: Receiver
-) -> None:
+def test_without_the_variables_nothing_is_sent_but_a_callers_traceparent(folder: Folder, receiver: Receiver) -> None:
     request = {"type": "http.request", "payload": {"url": f"{receiver.url}/price"}}
     other: dict[str, object] = {"assignment_id": "bad", "job": request, "correlation": {"traceparent": "00-zz-1-01"}}
     prepare(folder, {"assignment_id": "b", "job": request, "correlation": {"traceparent": TRACEPARENT}}, other)
