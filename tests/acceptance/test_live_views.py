@@ -202,12 +202,6 @@ def test_an_end_whose_event_was_damaged_is_shown_as_unreadable(folder: Folder) -
     connection.close()
 
 
-def test_seconds_that_cannot_be_are_a_usage_error(folder: Folder) -> None:
-    for seconds in ("0", "0.01", "-1", "1e9", "nan", "often"):
-        assert folder("job", "list", "--watch", seconds).code == 2, seconds
-        assert folder("top", "--every", seconds).code == 2, seconds
-
-
 # ---- completion and version ------------------------------------------------------------------------------------------
 
 

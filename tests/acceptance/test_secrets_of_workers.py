@@ -76,16 +76,8 @@ class Leaky(Step):
 async def everything(shop: Shop, records: list[logging.LogRecord]) -> dict[str, str]:
     """All the work with all the secrets, and what each sink of a worker has got of it."""
     settings = default_settings(quarantine_failed=True, concurrency={"cpu": 200})
-    worker = Worker(
-        "w1",
-        settings=settings,
-        store=shop.store,
-        transport=shop.transport,
-        blocks={"test.step": Leaky()},
-        clock=shop.clock,
-        secrets=SECRETS,
-        seed=1,
-    )
+    parts: dict[str, Any] = {"store": shop.store, "transport": shop.transport, "clock": shop.clock}
+    worker = Worker("w1", settings=settings, blocks={"test.step": Leaky()}, secrets=SECRETS, seed=1, **parts)
     shop.members.append(worker)
     await worker.start()
     sent = shop.heard(ACK, RESULT)

@@ -87,10 +87,8 @@ def test_the_spans_of_a_job_arrive_nested_below_the_span_of_its_caller(folder: F
     assert [one.is_error for one in attempts] == [True, True, False]
     assert attempts[0].attributes["reefknot.error_code"] == "NETWORK_ERROR"
     assert attempts[0].attributes["reefknot.wait_s"] == pytest.approx(0.01)
-    assert (job.attributes["reefknot.outcome"], job.attributes["reefknot.attempts"], job.is_error) == (
-        *("recovered", 3),
-        False,
-    )
+    end = (job.attributes["reefknot.outcome"], job.attributes["reefknot.attempts"], job.is_error)
+    assert end == ("recovered", 3, False)
     assert job.began <= attempts[0].began
     assert job.ended >= attempts[-1].ended
     (retry,) = receiver.children(attempts[-1])
@@ -201,10 +199,8 @@ def test_without_the_extra_a_warning_names_it_and_the_work_is_done(folder: Folde
     folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     folder.set_variable("PYTHONPATH", f"{hidden.parent}:{ROOT / 'src'}")
 
-    command = ("run", "work.jsonl", "--module", "shop")
-    code, out, err = folder.ends(
-        folder.start(*command, program=("-c", "from reefknot.console.cli import main; main()"))
-    )
+    program = ("-c", "from reefknot.console.cli import main; main()")
+    code, out, err = folder.ends(folder.start("run", "work.jsonl", "--module", "shop", program=program))
 
     assert (code, "1 succeeded" in out) == (0, True), err
     assert "the environment asks for traces, which need the extra 'otel': pip install '.[otel]' in a checkout" in err

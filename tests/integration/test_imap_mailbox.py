@@ -363,16 +363,8 @@ async def test_a_refused_message_becomes_a_failure_and_the_others_are_kept(
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
-NAMES = [
-    "INBOX",
-    "Entwürfe & mehr",
-    'with "quotes" and \\',
-    "日本語/Unterordner",
-    "line\nbreak",
-    "Trash",
-    "Junk",
-    "Drafts",
-]
+QUOTED = 'with "quotes" and \\'
+NAMES = ["INBOX", "Entwürfe & mehr", QUOTED, "日本語/Unterordner", "line\nbreak", "Trash", "Junk", "Drafts"]
 
 
 def filled(mailbox: Mailbox) -> Mailbox:
@@ -388,7 +380,7 @@ def filled(mailbox: Mailbox) -> Mailbox:
         ({"exclude": ["Entw*", "日本語/*"]}, [0, 2, 4, 7]),
         ({"folders": ["inbox", "Trash"]}, [0, 5]),
         ({"folders": ["*"], "exclude": ["INBOX"]}, [1, 2, 3, 4, 5, 6, 7]),
-        ({"folders": ['with "quotes" and \\']}, [2]),
+        ({"folders": [QUOTED]}, [2]),
     ],
 )
 async def test_folders_are_chosen_by_their_names_and_their_use(
