@@ -147,9 +147,7 @@ def test_an_export_with_a_hundred_and_twenty_changed_lines_names_them_all(record
         assert sorted(set(changed) - named(done.out)) == [], words
 
 
-def test_the_control_a_verification_that_reads_every_end_as_json_stops_at_the_first(
-    recorded: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_reading_every_end_stops_at_the_first(recorded: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it did before: the database refused the statement, and nothing was listed."""
     trusting = audit._RESULTS.replace("CASE WHEN json_valid(body) THEN ", "(").replace(" ELSE true END", ")")
     assert trusting != audit._RESULTS

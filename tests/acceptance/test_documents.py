@@ -52,9 +52,7 @@ def test_a_search_with_hundreds_of_prefixes_is_refused_at_once_with_what_is_acce
     assert (done.code, "at most 32 words, phrases and fields; these are 300" in done.err) == (2, True)
 
 
-def test_a_source_is_tested_with_a_note_on_the_texts_that_are_read(
-    notes: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_is_tested_with_a_note_on_the_texts_read(notes: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_extraction, "PACKAGES", ("no_such_package",))
     assert "pip install '.[text]' in a checkout" in notes("source", "test", "notes").out
 
@@ -118,9 +116,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("program", [PRODUCT, ("-c", BACKWARDS)], ids=["follows", "control"])
-def test_a_consumer_that_follows_gets_every_change_of_several_processes_once_and_in_order(
-    notes: Folder, program: tuple[str, ...]
-) -> None:
+def test_a_follower_gets_all_changes_of_several_processes_in_order(notes: Folder, program: tuple[str, ...]) -> None:
     """The control: a feed that begins with the newest change."""
     follower = notes.start("source", "changes", "--follow", "--json", program=program)
     with nullcontext() if program == PRODUCT else pytest.raises(AssertionError):  # lines are missing, or out of order

@@ -116,9 +116,7 @@ def trimmed(store: Path, days: int, rule: str) -> int:
     ],
     ids=["honest about it", "another rule", "by size", "an older event", "as earlier versions", "another count"],
 )
-def test_a_beginning_that_retention_keeps_cannot_be_removed(
-    rk: Commands, store: Path, last: int, lies: dict[str, Any]
-) -> None:
+def test_a_beginning_that_retention_keeps_must_stay(rk: Commands, store: Path, last: int, lies: dict[str, Any]) -> None:
     """In the middle, and up to the head itself."""
     Forger(store).remove_up_to(last, **lies)
     ended = verified(rk)

@@ -76,16 +76,8 @@ class Leaky(Step):
 async def everything(shop: Shop, records: list[logging.LogRecord]) -> dict[str, str]:
     """All the work with all the secrets, and what each sink of a worker has got of it."""
     settings = default_settings(quarantine_failed=True, concurrency={"cpu": 200})
-    worker = Worker(
-        "w1",
-        settings=settings,
-        store=shop.store,
-        transport=shop.transport,
-        blocks={"test.step": Leaky()},
-        clock=shop.clock,
-        secrets=SECRETS,
-        seed=1,
-    )
+    parts: dict[str, Any] = {"store": shop.store, "transport": shop.transport, "clock": shop.clock}
+    worker = Worker("w1", settings=settings, blocks={"test.step": Leaky()}, secrets=SECRETS, seed=1, **parts)
     shop.members.append(worker)
     await worker.start()
     sent = shop.heard(ACK, RESULT)
@@ -141,9 +133,7 @@ def test_none_of_fifty_secrets_reaches_anything_that_a_worker_makes(caplog: pyte
     assert [sink for sink, text in held.items() if "[redacted]" not in text] == ["status"], "the others had them"
 
 
-def test_without_redaction_the_same_search_finds_them(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_redaction_it_finds_them(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control. The log is bounded, and a status tells nothing of any work, whatever is redacted."""
     monkeypatch.setattr("reefknot.core.failure.redact", lambda text: text, raising=False)
     without_redaction(monkeypatch)

@@ -91,9 +91,7 @@ def answers_of(folder: Folder, tenants: tuple[str, ...], program: tuple[str, ...
 
 
 @pytest.mark.parametrize("tenants", [("acme", "bolt", ""), ("", "bolt", "acme")])
-def test_clients_of_several_tenants_with_the_same_id_get_their_own_results(
-    folder: Folder, tenants: tuple[str, ...]
-) -> None:
+def test_clients_of_several_tenants_with_one_id_get_their_own_results(folder: Folder, tenants: tuple[str, ...]) -> None:
     assert answers_of(folder, tenants) == [told(tenant) for tenant in tenants * 2]
     assert sorted(folder.begun()) == sorted(tenant or "None" for tenant in tenants), "each ran once"
 

@@ -113,9 +113,7 @@ class TestEveryWakeUpIsDropped:
 
 
 class TestOtherClients:
-    def test_a_client_without_a_loop_has_its_result_within_about_a_second(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_a_client_without_a_loop_waits_a_second(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         address = f"sqlite:{tmp_path}/state.db"
 
         async def end() -> None:
