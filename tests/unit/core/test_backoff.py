@@ -373,9 +373,7 @@ changing = iter(range(1000))
         lambda k, p: 10**400,
     ],
 )
-def test_a_function_that_gives_no_wait_for_some_retry_is_refused(
-    function: Callable[[int, RetryPolicy], float],
-) -> None:
+def test_a_function_that_gives_no_wait_for_some_retry_is_refused(function: Callable[[int, RetryPolicy], float]) -> None:
     with pytest.raises(ParameterError, match="gives seconds"):
         register_strategy("bad", function)
     assert "bad" not in CUSTOM_STRATEGIES
