@@ -71,13 +71,7 @@ def test_a_note_has_its_properties_tags_aliases_links_and_embeds(vault: Folder) 
     metadata = dict(found.metadata)
     assert metadata["kind"] == "note"
     own = {name: metadata["properties"][name] for name in ("due", "at", "done", "rating", "nested")}
-    assert own == {
-        "due": "2026-03-01",
-        "at": "12:30",
-        "done": "no",
-        "rating": 4.5,
-        "nested": {"a": [1, None, True]},
-    }
+    assert own == {"due": "2026-03-01", "at": "12:30", "done": "no", "rating": 4.5, "nested": {"a": [1, None, True]}}
     assert metadata["tags"] == ["project/alpha", "Idea", "inline"]
     assert metadata["aliases"] == ["First", "Second"]
     assert metadata["links"] == [
@@ -86,10 +80,7 @@ def test_a_note_has_its_properties_tags_aliases_links_and_embeds(vault: Folder) 
         {"target": "folder/My Note.md", "heading": "Sub", "alias": "a text"},
         {"target": "https://example.org/#nofragment", "alias": "web"},
     ]
-    assert metadata["embeds"] == [
-        {"target": "image.png", "alias": "200"},
-        {"target": "pictures/b.jpg", "alias": "alt"},
-    ]
+    assert metadata["embeds"] == [{"target": "image.png", "alias": "200"}, {"target": "pictures/b.jpg", "alias": "alt"}]
     json.dumps(metadata)
 
 
