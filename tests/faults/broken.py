@@ -18,7 +18,7 @@ from reefknot.queue.model.submission import OpenWork, Waiting
 from reefknot.queue.worker.destinations import Destination, Outages
 from reefknot.queue.worker.pool import BoundedQueue
 from reefknot.stores.sqlite import admission
-from reefknot.stores.table import items as work_items
+from reefknot.stores.work_in_memory import items as work_items
 
 Patch = Callable[[Any, str, Any], None]
 """Replaces an attribute: `setattr`, or one that remembers what was there."""

@@ -31,7 +31,7 @@ from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
 from reefknot.stores.sqlite import work as sqlite_work
-from reefknot.stores.table import queue as table_queue
+from reefknot.stores.work_in_memory import queue as table_queue
 
 SOON_S = 4.0
 """A look every second, and a busy machine."""

@@ -27,7 +27,7 @@ from reefknot.queue.connect import CLOSE_S, ClientThread, SyncClient, SystemScop
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger
 from reefknot.stores.opening import store_url
-from reefknot.stores.port.engine import accepted_urls
+from reefknot.stores.port.engines import accepted_urls
 
 MOST_WORKERS = 64
 

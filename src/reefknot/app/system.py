@@ -57,7 +57,7 @@ from reefknot.steps.port import Block, own_classes
 from reefknot.steps.threads import function_threads
 from reefknot.stores.opening import open_store, options_of
 from reefknot.stores.port import Store
-from reefknot.stores.port.engine import engine_of
+from reefknot.stores.port.engines import engine_of
 
 ROUTER_NAME = "router"
 CONTROL_S = 5.0

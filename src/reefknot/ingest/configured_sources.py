@@ -26,7 +26,7 @@ from reefknot.policy.secrets import resolve
 from reefknot.queue.model.schedules import Timetable, parse
 from reefknot.queue.model.source_health import HealthRules
 from reefknot.runtime.redactor import add_secrets, redact
-from reefknot.stores.port.engine import file_of
+from reefknot.stores.port.engines import file_of
 
 if TYPE_CHECKING:
     from reefknot.ingest.documents import SqliteDocuments

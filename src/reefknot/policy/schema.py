@@ -393,7 +393,7 @@ def _database_url(url: str) -> str:
 
 
 def _engine_url(url: str) -> str:
-    from reefknot.stores.port.engine import accepted_urls, address_problem
+    from reefknot.stores.port.engines import accepted_urls, address_problem
 
     why = address_problem(url)
     if why is None:

@@ -19,7 +19,7 @@ from reefknot.clock import SteadyClock, using_clock
 from reefknot.console.operations.audit import EventFilter, EventQuery
 from reefknot.console.operations.operator import Operator
 from reefknot.console.operations.quarantine import QuarantineQuery, list_quarantined
-from reefknot.console.operations.wait_reasons import waits_of
+from reefknot.console.operations.waits import waits_of
 from reefknot.console.words.events import event_fields
 from reefknot.core.redaction import Redactor
 from reefknot.errors import JobsStuckError, ResultPendingError

@@ -17,7 +17,7 @@ from reefknot.stores.memory import MemoryStore
 from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.stores.sqlite.transaction import COLUMNS, COUNTED, WorkCounts, wrong_counts
-from reefknot.stores.table.items import group_of
+from reefknot.stores.work_in_memory.items import group_of
 from tests.unit.stores.random_calls import RULES, STEPS, Call, RandomCalls
 
 KEPT = "SELECT pool, stage, priority, tenant, number FROM open_work ORDER BY 1, 2, 3, 4"

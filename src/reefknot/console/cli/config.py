@@ -35,7 +35,7 @@ from reefknot.console.operations.values import one_of, plural, shown_value
 from reefknot.errors import ConfigurationError, ParameterError
 from reefknot.policy.reading.session import dotted
 from reefknot.policy.sections import Section, keys_of, plain, required, takes_own
-from reefknot.stores.port.engine import DEFAULT_URL
+from reefknot.stores.port.engines import DEFAULT_URL
 
 if TYPE_CHECKING:
     from reefknot.policy.settings import Settings

@@ -39,7 +39,7 @@ from reefknot.queue.presence import STORE_S, dead_owners, gone_parts, living_sys
 from reefknot.runtime.addresses import is_loopback, is_wildcard
 from reefknot.runtime.database_urls import database_file
 from reefknot.runtime.log import error_text, printable
-from reefknot.stores.port.engine import ExamineOptions, Finding, Level, engine_of
+from reefknot.stores.port.engines import ExamineOptions, Finding, Level, engine_of
 
 if TYPE_CHECKING:
     from reefknot.policy.schema import DashboardSection

@@ -14,7 +14,7 @@ from reefknot.console.operations.bulk import SILENT, BulkListener, BulkVerb, abs
 from reefknot.console.operations.job_filters import JobChoice, JobFilter, Now, now_in, state_in_words
 from reefknot.console.operations.operator import in_slices, polled
 from reefknot.console.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_text
-from reefknot.console.operations.wait_reasons import waits_of
+from reefknot.console.operations.waits import waits_of
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.idempotency.model import header_key
 from reefknot.queue.client import Client

@@ -13,7 +13,7 @@ from reefknot.errors import ParameterError
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.port import Store
-from reefknot.stores.port.engine import (
+from reefknot.stores.port.engines import (
     ENGINES,
     Engine,
     Examination,

@@ -30,8 +30,8 @@ from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.processes import process_mark
 from reefknot.stores.port import Store
-from reefknot.stores.sqlite import files
-from reefknot.stores.sqlite.files import library_finding
+from reefknot.stores.sqlite import examination
+from reefknot.stores.sqlite.examination import library_finding
 from reefknot.testing.conformance.harness import event
 from tests.rows import for_each_row
 from tests.unit.queue.shops import gone_process
@@ -207,8 +207,8 @@ def test_a_look_at_an_open_store_keeps_the_locks_of_this_process(tmp_path: Path)
 def test_a_check_of_the_content_that_takes_too_long_is_ended_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "OPEN_CHECK_S", -1.0)
-    monkeypatch.setattr(files, "CHECK_STEPS", 1)
+    monkeypatch.setattr(examination, "OPEN_CHECK_S", -1.0)
+    monkeypatch.setattr(examination, "CHECK_STEPS", 1)
     found = examined(tmp_path)["content"]
     assert found["level"] == "ok"
     assert "then stopped; `reefknot store check` runs to the end" in found["text"]

@@ -33,11 +33,11 @@ from reefknot.runtime.sqlite_files import (
     plain_opener,
     translated,
 )
-from reefknot.stores.port.engine import Examination, FileState, Finding, Level, problem_of, size_text
+from reefknot.stores.port.engines import Examination, FileState, Finding, Level, problem_of, size_text
 from reefknot.stores.sqlite.connection import APPLICATION_ID, VERSION, check_version
 from reefknot.stores.sqlite.upkeep import back_up
 
-__all__ = ["check_unlocked", "copy", "disk_finding", "examination", "file_findings", "library_finding", "state"]
+__all__ = ["check_unlocked", "copy", "disk_finding", "examination_of", "file_findings", "library_finding", "state"]
 
 FREE_BYTES, FULL_BYTES = 1 << 30, 64 << 20
 QUICK_CHECK = 10
@@ -84,7 +84,7 @@ def copy(path: str, target: str, progress: Callable[[int, int], None]) -> FileSt
 # ---- findings --------------------------------------------------------------------------------------------------------
 
 
-def examination(path: str, *, is_named: bool) -> Examination:
+def examination_of(path: str, *, is_named: bool) -> Examination:
     """All findings about a file that is not open here."""
     around = _log_findings(path) + _lock_findings(path)
     found = file_findings(path, CHECK_S, is_named=is_named) + around

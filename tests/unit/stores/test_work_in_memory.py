@@ -16,9 +16,9 @@ from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem, WorkState
 from reefknot.queue.port.work_queue import Enqueue, Enqueued, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.table.items import group_of
-from reefknot.stores.table.table import QuarantineTable, WorkTable
 from reefknot.stores.wakeups import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC
+from reefknot.stores.work_in_memory.items import group_of
+from reefknot.stores.work_in_memory.transitions import QuarantineTable, WorkTable
 from reefknot.testing.conformance.harness import event, event_types
 from tests.unit.stores.random_calls import CLASSES, Call, RandomCalls, told
 

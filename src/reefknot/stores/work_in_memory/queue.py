@@ -15,8 +15,8 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
+from reefknot.queue.model.edited_work import next_record
 from reefknot.queue.model.failure_groups import FailureGroups
-from reefknot.queue.model.versions import next_record
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
     ALL,
@@ -35,8 +35,8 @@ from reefknot.queue.port.work_queue import (
     WorkSnapshot,
 )
 from reefknot.runtime.changes import Waiters
-from reefknot.stores.table.table import QuarantineTable, WorkTable
 from reefknot.stores.wakeups import END_TOPIC, LOOK_S, WakingQueue
+from reefknot.stores.work_in_memory.transitions import QuarantineTable, WorkTable
 
 R = TypeVar("R")
 
