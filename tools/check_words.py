@@ -169,6 +169,8 @@ def wording_findings(text: str, first: int = 1) -> Iterator[tuple[int, str]]:
     """(line, phrase) of every odd phrase in a text that begins at line `first`; a phrase may go over a line's end."""
     for pattern in (_PHRASE, _IS_NONE):
         for found in pattern.finditer(text):
+            if text[: found.start()].endswith("`") and text[found.end() :].startswith("`"):
+                continue  # a literal name
             yield first + text.count("\n", 0, found.start()), " ".join(found.group().lower().split())
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
+from textwrap import wrap
 from types import UnionType
 
 import msgspec
@@ -67,7 +68,7 @@ def _common() -> list[str]:
 def _each() -> list[str]:
     lines: list[str] = []
     for kind in _by_code():
-        lines += [f"## {_tag(kind)}", "", f"{_code(kind)}. {_text(kind)}", ""]
+        lines += [f"## {_tag(kind)}", "", *_prose(f"{_code(kind)}. {_text(kind)}"), ""]
         own = _table(kind, Event.__struct_fields__)
         lines += [*own, ""] if len(own) > 2 else ["Nothing beyond what every event has.", ""]
     return lines
@@ -76,7 +77,7 @@ def _each() -> list[str]:
 def _parts() -> list[str]:
     lines: list[str] = []
     for part in _PARTS:
-        lines += [f"## {part.__name__}", "", _text(part), "", *_table(part, ()), ""]
+        lines += [f"## {part.__name__}", "", *_prose(_text(part)), "", *_table(part, ()), ""]
     return lines
 
 
@@ -118,6 +119,10 @@ def _tag(kind: type[Event]) -> str:
 def _code(kind: type[Event]) -> str:
     (code,) = [field.default for field in msgspec.structs.fields(kind) if field.name == "event_code"]
     return str(code)
+
+
+def _prose(text: str) -> list[str]:
+    return wrap(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _text(kind: type) -> str:

@@ -27,7 +27,9 @@ TIMEOUT_S = 60
 HEAD = f"""\
 # Proof of concept: retry v2
 
-<!-- Written by tools/poc_report.py from the results of {TESTS}. Change those, not this page. -->
+<!--
+Written by tools/poc_report.py from the results of {TESTS}. Change those, not this page.
+-->
 
 The test matrix of the proof of concept, run through the engine that everything else uses. Time is virtual and jitter is
 off, so waits are exact. The work is a step with `retry_count=3`: one execution and at most three retries.

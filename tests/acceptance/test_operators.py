@@ -208,7 +208,7 @@ def test_work_that_waits_for_a_paused_worker_grows_old_for_every_operator(folder
         return [view["oldest_due_s"], folder.json("job", "list")["oldest_due_s"]]
 
     until(lambda: min(ages()) > 0.3)
-    assert "the oldest due one waits" in folder("top", "--once").out
+    assert "the oldest job has been due for" in folder("top", "--once").out
     (found,) = [one for one in folder.json("doctor")["findings"] if one["check"] == "systems"]
     assert (found["level"], found["way_out"]) == ("warning", "`reefknot worker resume worker-1`")
 

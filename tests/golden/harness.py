@@ -72,7 +72,7 @@ RULES: list[tuple[str, str]] = [
     (rf'("(?:{_MEASURED})": ?)\d[\d.e-]*', r"\1<duration>"),
     (rf"^((?:{_MEASURED}) +)\d[\d.e-]*$", r"\1<duration>"),
     (
-        rf"(\battempts? in|\bassignments? in|\bran for|<host>, up for|\bdue waits|\bdue one has waited) {_LENGTH}",
+        rf"(\battempts? in|\bassignments? in|\bran for|<host>, up for|\bdue waits|\bbeen due for) {_LENGTH}",
         r"\1 <duration>",
     ),
     (rf"^(up for) {_LENGTH}(?=: (?:nothing|\d+ ))", r"\1 <duration>"),

@@ -38,7 +38,7 @@ ANSWER_S = 2.0
 POLL_S = 0.02
 CLUSTER_ATTEMPTS = 5
 SYNC_INTERVAL = "2m"
-"""The server's own default: an acknowledged message may be lost in a power cut for so long."""
+"""The server's own default: a power cut may lose messages acknowledged within this time."""
 _IN_USE = "address already in use"
 _LOG, _ERRORS, _CONFIGURATION, _LOCK = "nats-server.log", "nats-server.err", "nats-server.conf", "nats-server.lock"
 _LOG_BYTES = 10 << 20
@@ -59,7 +59,7 @@ class NatsServerError(ReefknotError):
 
 
 def find_nats_server() -> str:
-    """The path of the program `nats-server`: beside the interpreter, where a wheel puts it, or on the PATH."""
+    """The path of the program `nats-server`: next to the interpreter, where a wheel puts it, or on the PATH."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("nats-server")
     if found is None:
@@ -139,8 +139,8 @@ class NatsServer:
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
-                pass_fds=[lock.fileno()],  # locked for as long as the server lives, whoever started it
-                process_group=0,  # Ctrl-C is meant for whoever started it
+                pass_fds=[lock.fileno()],  # locked while the server lives, even when its parent has died
+                process_group=0,  # Ctrl-C is for the parent only
             )
 
     def wait_until_ready(self, seconds: float = READY_S) -> None:
@@ -212,8 +212,8 @@ class NatsServer:
             lines.append(f"authorization {{ token: {json.dumps(self._token, ensure_ascii=False)} }}")
         if self._cluster_ports:
             routes = ", ".join(f'"nats://{HOST}:{port}"' for port in self._cluster_ports)
-            # Clients are told all addresses by whoever started the cluster. Were they told by the servers as well, they
-            # would go round a proxy that stands before one.
+            # Clients get all addresses from the process that started the cluster. If the servers advertised theirs as
+            # well, clients would bypass a proxy in front of one.
             lines.append(
                 f'cluster {{ name: reefknot, listen: "{HOST}:{self._cluster_ports[0]}", routes: [{routes}], '
                 "no_advertise: true }"

@@ -55,7 +55,7 @@ NOUNS = {
         "reefknot.console.cli.ingestion.source:app",
         "Add, list, test, sync, pause and search sources of documents.",
     ),
-    "telemetry": ("reefknot.console.cli.ingestion.telemetry:app", "Show what the retries of each connector came to."),
+    "telemetry": ("reefknot.console.cli.ingestion.telemetry:app", "Show retry outcomes by connector."),
     "policy": (
         "reefknot.console.cli.policy:app",
         "Show retry policies, and explain why and when a failure is retried.",
@@ -281,9 +281,9 @@ def mistyped_option(words: Sequence[str]) -> str:
 
 def with_default_watch(words: Sequence[str]) -> list[str]:
     """
-    The words, with the seconds of a `--watch` that has none: the parser knows no value that may be absent.
+    The words, with the default seconds for a `--watch` without a value, because the parser has no optional values.
 
-    A word after it that is no option is its value, whether a number or not, so that a mistake is told as one.
+    A word after it that is not an option is its value, number or not, so that a mistake is reported as one.
     """
     following = [*words[1:], "--"]
     return [

@@ -195,8 +195,8 @@ def safe_json_line(one: KeptEntry) -> str:
 
 CONSISTENT = "internally consistent; without a head this shows accidents, not intent"
 WITHOUT_HEAD = (
-    "Without --head it is not proven that nobody wrote the log anew or cut off its end. `reefknot audit head` "
-    "prints a head; keep it where nobody who can write the log can write it, or set audit.heads."
+    "Without --head this does not prove that the log was never rewritten or cut off at its end. `reefknot audit head` "
+    "prints a head; keep it out of reach of those who can write the log, or set audit.heads."
 )
 
 
@@ -211,8 +211,8 @@ def verify(
     """
     Verify the hash chain: list every edit, removal, swap and insertion. Exits with 65 when there is one.
 
-    Without a head only accidents show: whoever can write the log can write its hashes anew.
-    `audit head` prints a head, and the setting audit.heads writes them to a second place.
+    Without a head this finds accidents only: a person who can write the log can also recompute its hashes.
+    `audit head` prints a head, and the setting audit.heads writes heads to a second place.
     """
     address = audited_store(file, options)
     kept = heads_for(file, head, address)
@@ -226,8 +226,8 @@ def verify(
     others = kept.others(one.head.chain for one in reports)
     if others:
         say(
-            f"{kept.file} has heads of {plural(len(others), 'other chain')} too: of other stores, or of a log that was "
-            "removed and begun anew."
+            f"{kept.file} also has heads of {plural(len(others), 'other chain')}: of other stores, or of a log that "
+            "was removed and started again."
         )
     found = verification(name, reports, kept)
     show(found, lambda: _put_verification(found), json=options.json)
@@ -278,7 +278,7 @@ def head_(file: File = None, /, *, options: StoreFlags = STORE) -> None:
 
     for found in asyncio.run(work()):
         put(msgspec.json.encode(found).decode())
-    say("Keep it where nobody who can write the log can write it; `audit verify --head FILE` compares.")
+    say("Keep it out of reach of those who can write the log; `audit verify --head FILE` compares.")
 
 
 @app.command(help_epilogue=examples("audit replay", "audit replay log.jsonl --json"))
@@ -333,7 +333,7 @@ STDOUT = Path("-")
 def export(
     file: Annotated[
         Path,
-        arg("File to write, or - for stdout. The head goes beside it, to FILE.head.json.", allow_leading_hyphen=True),
+        arg("File to write, or - for stdout. The head goes to FILE.head.json.", allow_leading_hyphen=True),
     ],
     /,
     *,
@@ -386,7 +386,7 @@ def export(
             say("A selection and CSV cannot be verified; `audit export FILE` alone writes the whole log and its head.")
         else:
             put(f"{file}: {events}; the head is in {head_file}")
-            say("Keep the head where nobody who can write the log can write it: it reveals a cut-off end.")
+            say("Keep the head out of reach of those who can write the log: it reveals a cut-off end.")
 
     show(data, text, json=options.json)
 

@@ -77,11 +77,11 @@ class FileSource:
 
     @property
     def size(self) -> int:
-        """The number of bytes that verifying comes by: it goes over them twice."""
+        """The number of bytes that a verification reads: it reads the files twice."""
         return 2 * self._size
 
     async def events(self, label: str, wanted: EventFilter = EVERY_EVENT) -> AsyncIterator[NumberedBody]:
-        """The events that the filter accepts, and every damaged line: nobody can tell what it was."""
+        """The events that the filter accepts, and every damaged line, because its event is unknown."""
         self._require_header()
         submissions = SubmittedIds()
         with progress(label, self._size) as advance:
@@ -181,7 +181,7 @@ AuditSource = StoreSource | FileSource
 
 
 def audited_store(file: Path | None, options: StoreFlags) -> StoreAddress | None:
-    """The store whose log is meant; None for a file that is none. A file that is a store is opened as one."""
+    """The store whose log is meant; None for a file that is not a store. A file that is one is opened as one."""
     if file is not None:
         if options.engine is not None:
             raise CommandError("name a file or --engine, not both")
@@ -227,7 +227,7 @@ def _retention_of_file(config: str | None) -> tuple[float | None, int | None]:
     """
     The configured retention of events, and the number of files, for a file that may come from anywhere.
 
-    Without a setting any age will do: nobody here knows which retention was in force where the file was written.
+    Without a setting any age is accepted: the retention in force where the file was written is unknown here.
     """
     try:
         audit = load(config).configuration.audit
@@ -250,8 +250,8 @@ def heads_for(file: Path | None, head: Path | None, address: StoreAddress | None
     """
     The heads to compare with.
 
-    They are in the file that was named, else in the one that an export wrote beside its file, else in that of the
-    setting `audit.heads`, when the log is a store's own.
+    They are in the named file, else in the one that an export wrote with its file, else in that of the setting
+    `audit.heads`, when the log is a store's own.
     """
     if head is not None:
         return KeptHeads(head, _read_heads(head))

@@ -24,7 +24,7 @@ Key = Annotated[str, arg("Idempotency key.")]
 
 @app.command(name="show", help_epilogue=examples("idempotency show order-7"))
 def show_key(key: Key, /, *, options: StoreFlags = STORE) -> None:
-    """Show the record of a key. Configured secrets, and values beside names such as `password`, are hidden."""
+    """Show the record of a key. Configured secrets, and values of fields such as `password`, are hidden."""
     address = address_of(options, looks=True)
     fields = with_store(address, lambda store: operations.show_key(address.operator(store), key))
     show(fields, lambda: put_fields(fields), json=options.json)

@@ -89,8 +89,8 @@ def list_(
                 say(f"problem: {one['text']}; {one['remedy']}")
             if found["next"] is not None:
                 is_cut = len(found["jobs"]) < limit
-                why = "the search has read as much as one page may, and goes on" if is_cut else "there may be more"
-                say(f"{why}: --after {found['next']}")
+                why = "search limit reached" if is_cut else "there may be more"
+                say(f"{why}; continue with --after {found['next']}")
 
         show(found, text, json=options.json)
 
@@ -108,7 +108,7 @@ def _put_jobs(jobs: list[dict[str, Any]], *, wide: bool) -> None:
 def _say_totals(counts: dict[str, Any], name: str) -> None:
     totals = ", ".join(f"{number} {name}" for name, number in counts["states"].items() if number)
     waiting = f"; {counts['waiting_for_router']} not with a worker yet" if counts["waiting_for_router"] else ""
-    oldest = f"; the oldest due one has waited {age(counts['oldest_due_s'])}" if counts["oldest_due_s"] else ""
+    oldest = f"; the oldest job has been due for {age(counts['oldest_due_s'])}" if counts["oldest_due_s"] else ""
     say(f"{name}: {totals or 'none with a worker'}{waiting}{oldest}")
 
 
@@ -166,7 +166,7 @@ def put_details(fields: dict[str, Any]) -> None:
 
 
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
-    """History and events, by time. What an event tells is not told again."""
+    """History and events, by time. A history entry that an event repeats is left out."""
     from reefknot.audit.model.event import decode, timestamp
     from reefknot.console.operations.timelines import untold
     from reefknot.console.words.events import describe, describe_routine

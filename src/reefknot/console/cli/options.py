@@ -1,8 +1,8 @@
 """
 Options that several commands share, checks of their values, and the settings that `--config` names.
 
-A command takes one of the flattened groups (`CommonFlags`, `StoreFlags`, `OperatorFlags`, `SystemFlags`) beside its
-own flags. A value that is not accepted is refused with what is accepted, and with a suggestion, before any work starts.
+A command takes one of the flattened groups (`CommonFlags`, `StoreFlags`, `OperatorFlags`, `SystemFlags`) and its own
+flags. A value that is not accepted is refused with what is accepted, and with a suggestion, before any work starts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     FileName: TypeAlias = str
 else:
     FileName = Path
-    """The text of a file's name, with `file_arg`: for a `Path`, shells are told to complete names of files."""
+    """The text of a file's name, with `file_arg`: for a `Path`, shell completion offers file names."""
 
 
 def arg(text: str, *names: str, **more: Any) -> Parameter:

@@ -135,7 +135,7 @@ def _children_print_to_stderr() -> Iterator[None]:
 
 
 def reader_is_gone() -> bool:
-    """Whether nobody reads stdout any more: a command that only shows what happens may end."""
+    """Whether the reader of stdout has closed it: a command that only shows what happens may then end."""
     raw = getattr(getattr(data(), "buffer", None), "raw", None)
     return isinstance(raw, StandardStream) and raw.reader_is_gone
 
@@ -413,7 +413,7 @@ def _put_blocks(
 def put_jobs(
     columns: Sequence[str], rows: Iterable[Sequence[str]], tenants: Sequence[str], *, styles: Sequence[str], **more: Any
 ) -> None:
-    """A table of jobs, whose ids come first. A column beside the ids shows the tenants, if any job has one."""
+    """A table of jobs, whose ids come first. If any job has a tenant, the second column shows the tenants."""
     if not any(tenants):
         put_table(columns, rows, styles=styles, **more)
         return

@@ -269,7 +269,7 @@ def templates(
 @app.command(help_epilogue=examples("policy tune", "policy tune --connector imap_mailbox --json"))
 def tune(*, connector: ConnectorName = None, options: StoreFlags = STORE) -> None:
     """
-    Propose changes of the policies of connectors, from what their retries came to.
+    Propose changes to the policies of connectors, from the outcomes of their retries.
 
     Nothing is changed: the proposals are printed as YAML for `retry_policies:`, with their reasons and effects.
     """

@@ -358,10 +358,10 @@ class BatchRun:
                     await wait_for(self._freed, min(error.retry_after, LONGEST_WAIT_S))
 
     async def _check_progress(self, system: System, error: QueueFullError) -> None:
-        """Stop when the places are taken by jobs of others, and nobody is there to run those."""
+        """Stop when the places are taken by jobs of others, and no other system runs them."""
         if self.takes_all or not error.depth or await self._other_systems(system):
             return
-        text = f"{error.reason}: {plural(error.depth, 'other job')} in this store left to others, and nobody runs them"
+        text = f"{error.reason}: {plural(error.depth, 'other job')} in this store, and no system that runs them"
         raise CommandError(f"{text}; start `reefknot up`, or run all together with --all", Exit.TEMPORARY)
 
     def _show_failure(self, line: AssignmentLine, end: str, result: ExecResult) -> None:

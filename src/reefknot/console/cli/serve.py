@@ -230,7 +230,7 @@ def shutdown_on_signals(*, runs_steps: bool = True) -> Iterator[Shutdown]:
                 continue
             loop.add_signal_handler(signal, shutdown.on_signal, signal)
             handled.append(signal)
-            if signal != SIGHUP:  # beside the loop, which is told all the same
+            if signal != SIGHUP:  # in addition to the handler of the loop
                 signals.signal(signal, shutdown.on_repeated_signal)
         except (RuntimeError, ValueError):  # no main thread, or a system without signals
             break
@@ -314,12 +314,12 @@ app = noun(
     "up",
     "up --for 60 --workers 2 --module app",
     "up --reload --module steps.py",
-    help="Start a router and workers in one process, over one store, with the dashboard beside them: its address is "
-    "printed, and the section `dashboard` of the configuration has its port. Ctrl-C shuts them down in order.",
+    help="Start a router and workers in one process, over one store, with a dashboard: its address is printed, and "
+    "the section `dashboard` of the configuration sets its port. Ctrl-C shuts them down in order.",
 )
 
 Beside = Callable[["System"], Awaitable[None]]
-"""Runs beside a system and ends it by returning: for tests."""
+"""Runs while a system runs, and ends it by returning: for tests."""
 
 
 @app.default
@@ -355,8 +355,8 @@ def restarting(module: Sequence[str] | None, options: StoreFlags | SystemFlags, 
 
 @contextmanager
 def dashboard_socket(found: Settings) -> Iterator[Serving | None]:
-    """The socket of the dashboard, bound before the system starts, so that a port in use is told at once; None when it
-    is switched off, or its packages are missing, which a line says."""
+    """The socket of the dashboard, bound before the system starts, so that a port in use is reported at once; None when
+    the dashboard is switched off, or its packages are missing, which is logged."""
     from reefknot.console.dashboard.server import missing_extra, prepare
 
     lacking = missing_extra()

@@ -1,9 +1,9 @@
 """
 `reefknot store`, and the store of every other command: its address, opening it, and the systems that run over it.
 
-The address is `--engine URL`, else `engine` of the configuration, else `.reefknot/state.db` beside it. A command never
-creates a store that it only looks at: a missing file is an error that names it, or the answer that nothing has run yet,
-where there is something to show all the same. Every change is audited.
+The address is `--engine URL`, else `engine` of the configuration, else `.reefknot/state.db` in its folder. A command
+never creates a store that it only looks at: a missing file is an error that names it or, for a command that has
+something else to show, the answer that nothing has run yet. Every change is audited.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class StoreAddress(Struct, frozen=True):
     is_named: bool = False
     """Whether `--engine` names it."""
     mistakes: tuple[str, ...] = ()
-    """The mistakes in the configuration that keep nobody from looking."""
+    """The mistakes in the configuration that do not matter to a command that only looks."""
 
     @property
     def path(self) -> Path:
-        """The file of the store; one that is none is refused."""
+        """The file of the store; raises for a store that is not a file."""
         path = file_of(self.url)
         if path is None:
             raise CommandError(f"{self.shown} {engine_of(self.url).without_file}")
@@ -158,8 +158,8 @@ def address_to_read(options: StoreFlags) -> StoreAddress:
     """
     The store of a command that only looks at jobs and systems.
 
-    Of the configuration it needs the store and the secrets, and checking all of it would be half of the time that such
-    a command takes. So a mistake elsewhere keeps nobody from looking. Where anything else is unusual, all of it is
+    It needs the store and the secrets of the configuration, and checking the rest would take half of the command's
+    time. So a mistake elsewhere does not stop the command. If anything else is unusual, the whole configuration is
     checked: an unknown section may be a misspelt `secrets`.
     """
     from reefknot.policy.layers import load_tree
@@ -176,7 +176,7 @@ def address_to_read(options: StoreFlags) -> StoreAddress:
 
 
 def _is_plain(written: Mapping[str, Any]) -> bool:
-    """Whether the store and the secrets of a configuration can be told without checking the rest."""
+    """Whether the store and the secrets of a configuration can be read without checking the rest."""
     from reefknot.policy.secrets import is_reference
 
     engine, secrets = written.get("engine"), written.get("secrets", {})
@@ -285,7 +285,7 @@ def check(*, options: StoreFlags = STORE) -> int:
 
     show({"ok": report.ok, "path": str(address.path), **msgspec.to_builtins(report)}, text, json=options.json)
     if not report.ok:
-        say("Restore a backup beside it and compare both, before anything else is written.")
+        say("Restore a backup under another name and compare the two before anything else is written.")
     return Exit.FINE if report.ok else Exit.MISMATCH
 
 

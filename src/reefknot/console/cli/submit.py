@@ -132,7 +132,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _refuse_beside_file(*values: object) -> None:
-    """Refuse flags of one step beside a file, whose lines have fields for them. The values are those of `_FLAGS`."""
+    """Refuse flags of one step together with a file, whose lines have fields for them. `values` follow `_FLAGS`."""
     given = {field: flag for (field, flag), value in zip(_FLAGS.items(), values, strict=True) if value is not None}
     if given:
         own = ", ".join(f"`{field}`" for field in given)

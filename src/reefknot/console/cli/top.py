@@ -53,14 +53,14 @@ def top(
 
 
 def _put_view(view: dict[str, Any], address: StoreAddress, problems: list[str]) -> None:
-    """The view, no line of it wider than the terminal. `problems` are those that no job and no system tells."""
+    """Print the view, no line wider than the terminal. `problems` are those that no job or system line shows."""
     clock = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
     leave = "  q leaves" if sys.stdout.isatty() else ""
     name = place_of(address.url)
     room = max(10, table_width() - len(f"reefknot top  {clock}  {leave}"))
     put(f"reefknot top  {clock}  {name if len(name) <= room else '…' + name[1 - room :]}{leave}")
     states = ", ".join(f"{number} {name}" for name, number in view["states"].items() if number)
-    oldest = f"; the oldest due one waits {age(view['oldest_due_s'])}" if view["oldest_due_s"] else ""
+    oldest = f"; the oldest job has been due for {age(view['oldest_due_s'])}" if view["oldest_due_s"] else ""
     _put_wrapped("jobs   ", f"{states or 'none yet'}{oldest}")
     _put_wrapped(
         "rates  ",

@@ -1,8 +1,8 @@
 """
-Views that are drawn again until somebody leaves them: `--watch` of the commands that list, and `reefknot top`.
+Views that are redrawn until the user quits: `--watch` of the commands that list, and `reefknot top`.
 
-On a terminal each view takes the place of the last one, and q or Ctrl-C leaves; the terminal is then as it was before,
-whatever ended the command. Elsewhere one view follows the other, as long as somebody reads them.
+On a terminal each view replaces the last one, and q or Ctrl-C quits; the terminal is then restored, whatever ended the
+command. Elsewhere the views are printed one after the other, until the reader closes the stream.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def repeated(watch: float | None, draw: Callable[[], None]) -> None:
-    """Print one view, or with `--watch` a view every so many seconds. Only a first view that fails ends the command."""
+    """Print one view, or with `watch` one every `watch` seconds. Only a first view that fails ends the command."""
     if watch is None:
         draw()
         return

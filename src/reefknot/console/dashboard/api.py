@@ -105,7 +105,7 @@ async def _answer(site: Site, route: ApiRoute, request: Request, in_path: dict[s
 
 
 def api_refusal(error: Exception, route: ApiRoute | None, site: Site) -> HttpRefusal:
-    """The refusal of an operation. What a path names and nobody knows is not found, as an address is not."""
+    """The refusal of an operation. An unknown name in a path is a 404, as an unknown address is."""
     found = site.refusal(error)
     in_path = route is not None and isinstance(error, ParameterError) and error.parameter in route.path_names
     status, kind = (404, "not_found") if in_path and found.status == 400 else (found.status, found.kind)
@@ -185,7 +185,7 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
 
 
 def made(kind: type[Struct], fields: Mapping[str, Any]) -> Any:
-    """An object of this type with these fields. What its own checks refuse is told as they say it."""
+    """An object of this type with these fields. A refusal by the type's own checks keeps its message."""
     try:
         return msgspec.convert(fields, kind)
     except ValidationError as error:
@@ -237,7 +237,7 @@ def body_of(kind: type[Struct], media_type: str | None, body: bytes) -> Any:
 
 
 def _check_values(value: Any) -> None:
-    """Refuse what Python reads and nobody can store: half of a surrogate pair, and a number beyond all bounds."""
+    """Refuse values that Python reads and no store can keep: lone surrogates, and numbers that are not finite."""
     waiting: list[tuple[_Place, Any]] = [((), value)]
     while waiting:
         place, one = waiting.pop()
@@ -262,7 +262,7 @@ _Place = tuple[()] | tuple[Any, str | int]
 
 
 def _place_text(place: _Place) -> str:
-    """A place in words. Only that of a refused value is told: a body has many values, and long places."""
+    """A place in words. Made for a refused value only: a body has many values, and long places."""
     steps = ""
     while place:
         place, step = place

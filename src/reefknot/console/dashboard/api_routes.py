@@ -345,7 +345,7 @@ _INGESTION = (
         _SCHEDULE,
     ),
     _get("/telemetry", telemetry.show_telemetry, TelemetryParameters).documented(
-        "What the retries of each connector came to.",
+        "Retry outcomes by connector.",
         {"retry_metrics": "object"},
     ),
 )

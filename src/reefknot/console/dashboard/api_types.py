@@ -68,7 +68,7 @@ class ApiRoute(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def seconds(self) -> float:
-        """The longest time of the operation. Nobody waits long for a look at a store that does not answer."""
+        """The longest time of the operation. It is short for a read, because a store may not answer."""
         return self.longest or (LOOK_S if self.is_read else ACTION_S)
 
     @property

@@ -116,9 +116,9 @@ def timeline(
     """
     Rows of spans over one axis of seconds; each row has a name, and words about it.
 
-    The axis goes from `begins`, or from the first span, to `ends`, or to the last span. A stretch in which nothing runs
-    is cut when it is so long that nothing else could be read. Words stand beside the bars, or above them on a narrow
-    page, and every position is a share of the width: nothing has to be scrolled to.
+    The axis goes from `begins`, or from the first span, to `ends`, or to the last span. A long idle stretch is cut, so
+    that the spans stay readable. Words stand next to the bars, or above them on a narrow page, and every position is a
+    share of the width, so that the page never scrolls sideways.
     """
     shown = rows[:MOST_ROWS]
     spans = [span for _, _, row in shown for span in row]

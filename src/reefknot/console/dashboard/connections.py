@@ -1,9 +1,9 @@
 """
-Connections: a listening socket that holds no more than so many open, whoever connects and then says nothing.
+Connections: a listening socket that bounds the number of open connections, idle ones included.
 
 Each open connection takes a descriptor of the process, and the steps of a system need descriptors, too. So connections
 are counted where they are accepted, before TLS and before HTTP. When there are too many, the oldest is closed for the
-new one; one stays whose request came with a token and is being answered, as long as its client takes the answer.
+new one. A connection whose request came with a token stays open until it is answered, if its client reads the answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OpenConnection(socket.socket):
     is_secured = False
     """Whether TLS, where there is any, has let it in."""
     is_answered: Callable[[], bool] = staticmethod(lambda: False)
-    """Whether a request of somebody with a token is being answered."""
+    """Whether a request with a valid token is being answered."""
     is_behind = False
     """Whether bytes wait for the client to take others."""
     _taken = 0
@@ -75,7 +75,7 @@ class OpenConnection(socket.socket):
         super().close()
 
     def end(self) -> None:
-        """End it from below: whoever reads or writes it closes it then."""
+        """Shut the socket down; its reader or writer then closes it."""
         with suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
 
@@ -88,7 +88,7 @@ class ListeningSocket(socket.socket):
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self._open: dict[int, OpenConnection] = {}
-        """By descriptor, in the order in which they were accepted, or last answered to somebody with a token."""
+        """By descriptor, in the order in which they were accepted, or last answered a request with a token."""
         self._reported_at = -REPORTED_EVERY_S
 
     def accept(self) -> tuple[socket.socket, Any]:

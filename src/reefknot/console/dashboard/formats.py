@@ -42,7 +42,7 @@ def visible(value: Any) -> Any:
 
 
 def kind_of(word: object) -> str:
-    """The class of a word of state; a word that nobody knows has none."""
+    """The CSS class of a word of state; "" for an unknown word."""
     return KIND_OF.get(str(word).lower().replace(" ", "_"), "")
 
 
@@ -97,12 +97,12 @@ def percent(value: float | None) -> str:
 
 
 def short(text: object, most: int = 80) -> str:
-    """A text in one line of at most so many characters, control characters escaped."""
+    """A text in one line of at most `most` characters, control characters escaped."""
     return printable(str(text), most=most)
 
 
 def as_json(value: object) -> str:
-    """A value as indented JSON, cut when nobody would read all of it."""
+    """A value as indented JSON, cut at `LONGEST_JSON` characters."""
     text = dumps(value, indent=2, ensure_ascii=False, default=str)
     return text if len(text) <= LONGEST_JSON else f"{text[:LONGEST_JSON]}\n… {len(text) - LONGEST_JSON} characters more"
 
@@ -249,7 +249,7 @@ def chart(kind: str, series: Sequence[Mapping[str, Any]], *, title: str, unit: s
 def timeline(
     rows: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]], *, title: str, begins: str, total_s: float
 ) -> str:
-    """A timeline of rows: their name, what they are about, and their spans; so many seconds from `begins` on."""
+    """A timeline of rows: their name, what they are about, and their spans; `total_s` seconds from `begins` on."""
     start = seconds_at(begins)
     drawn = [(name, about, [Span(**span) for span in spans]) for name, about, spans in rows]
     return charts.timeline(drawn, title=title, begins=start, ends=start + total_s)

@@ -1,10 +1,10 @@
 """
 Live updates: each view that is watched is rendered by one task, and the same bytes go to all of its viewers.
 
-A view is rendered when an event was written, and every five seconds for what has no event, at most once a second. A
-view that is slow to render rests longer: all views together take a small share of the processor, whoever watches. A
-viewer has no queue of its own: when it is slow, it gets the newest state and misses those in between. Views and viewers
-are bounded, and all of them end with the site.
+A view is rendered when an event was written, and every five seconds for changes without an event, at most once a
+second. A view that is slow to render is rendered less often: all views together take a small share of the processor,
+however many viewers there are. A viewer has no queue of its own: a slow one gets the newest state and misses those in
+between. Views and viewers are bounded, and all of them end with the site.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class LiveViews:
                 yield _PING
 
     async def _pause(self, seconds: float, waiters: Waiters | None = None) -> None:
-        """Wait for the end of the site, or for a change, at most so long."""
+        """Wait for the end of the site, or for a change, for at most `seconds`."""
         with (waiters or Waiters()).listening(_CHANGE) as changed:
             closing: asyncio.Future[Any] = asyncio.ensure_future(self._site.closing.wait())
             try:
@@ -158,7 +158,7 @@ class LiveViews:
                 closing.cancel()
 
     async def _keep(self, view: LiveView) -> None:
-        """Render a view for as long as somebody watches it."""
+        """Render a view while it has viewers."""
         if not self._watching:
             self._watching = True
             run_in_background(self._watch(), "dashboard: the watch over the log")

@@ -158,7 +158,7 @@ def routes(site: Site) -> list[BaseRoute]:
                 f"{missing[0]}: missing; accepted: that of a job or a source\n", 400, media_type="text/plain"
             )
         key = ViewKey(view.name, request.state.role, tuple(asked.items()))
-        if request.method == "HEAD":  # its headers, without a stream that nobody reads
+        if request.method == "HEAD":  # the headers alone, without a stream
             live.check_room(key)
             return Response(media_type="text/event-stream")
         return EventStream(live.follow(key, request.state.is_valid))

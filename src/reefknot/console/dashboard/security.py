@@ -43,7 +43,7 @@ MOST_SESSIONS = 256
 """Sessions of one role."""
 MOST_FAILURES = 10
 FAILURES_S = 60.0
-"""So many wrong tokens of one address are answered and logged in so many seconds; more are only told to wait."""
+"""At most `MOST_FAILURES` wrong tokens of an address are logged in `FAILURES_S` seconds; more are answered with 429."""
 MOST_CLIENTS = 1024
 LONGEST_NAME = 200
 BODY_S = 15.0
@@ -108,7 +108,7 @@ class SiteAccess:
         allowed_hosts: Iterable[str] = (),
         tls: bool = False,
     ) -> None:
-        """A token that is None gives nobody that role. `port` is the bound one."""
+        """With None as its token, a role cannot be used. `port` is the bound one."""
         tokens: dict[Role, str | None] = {OPERATOR: operator_token, READER: reader_token}
         self._tokens: dict[Role, bytes] = {role: _digest(text) for role, text in tokens.items() if text is not None}
         self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
@@ -164,7 +164,7 @@ class SiteAccess:
         The role that a token gives, None for a wrong one, which is counted and logged.
 
         A right one is accepted whatever was sent before: all programs of one machine have the same address. Tokens are
-        too long to be guessed, so the bound is for the log, and for whoever sends an old one again and again.
+        too long to be guessed, so the bound protects the log from clients that keep sending an old one.
         """
         given = _digest(token)
         matches: list[Role] = [role for role, known in self._tokens.items() if hmac.compare_digest(known, given)]
@@ -276,7 +276,7 @@ class RequestGuard:
         except ThrottledError as error:
             await answer.refuse(RequestRefusedError(429, str(error), retry_after=error.retry_after))
         except ClientDisconnect:
-            return  # nobody is there to be told, and whoever reaches the port can do that
+            return  # no client to answer; not logged, because any client can cause it
         except Exception as error:
             logger().error("dashboard: internal error: %s", self._redactor(error_text(error)))
             await answer.refuse(
@@ -348,7 +348,7 @@ def client_address(scope: Scope) -> str:
 
 
 def cookies_of(headers: dict[str, list[str]], name: str) -> list[str]:
-    """The values of all cookies of a name. Another server of this host may have set one that is none of ours."""
+    """The values of all cookies of a name. Another server of this host may have set one of the same name."""
     pairs = (pair.strip().partition("=") for line in headers.get("cookie", []) for pair in line.split(";"))
     return [value for key, _, value in pairs if key == name]
 

@@ -1,8 +1,8 @@
 """
 The server: its socket, the application that it serves, and its life inside the event loop of a command.
 
-The socket is bound before anything heavy is imported, so that a port in use is told at once. The server has no signal
-handlers and no log of its own, and ends with the command: streams to browsers are closed first.
+The socket is bound before anything heavy is imported, so that a port in use is reported at once. The server has no
+signal handlers and no log of its own, and ends with the command: streams to browsers are closed first.
 """
 
 from __future__ import annotations
@@ -128,15 +128,15 @@ class Serving(Struct):
 
     @property
     def link(self) -> str:
-        """The address to open, with the token behind `#` when nobody configured it."""
+        """The address to open, with the token behind `#` unless the token is configured."""
         return self.url if self.token is None else f"{self.url}#token={self.token}"
 
     def keep_link(self, store: str) -> Path:
         """
         Write the address with its token into a file that only this user can read, and return its path.
 
-        It is beside the store, where that is a file, else among the temporary files. A log is read by more people
-        than may act here, and kept for longer.
+        The file is next to the store's file, else among the temporary files. The address is not logged, because a log
+        is kept for longer, and read by people who may not act here.
         """
         path = file_of(store)
         folder = None if path is None else Path(path).absolute().parent
@@ -359,7 +359,7 @@ def _protocol(room: ListeningSocket) -> type[asyncio.Protocol]:
             """Refuse what is not HTTP, such as a chunk with an endless extension, and end the connection. The request
             that it is part of may be under way: nothing more is sent for that one."""
             nonlocal reported_at
-            if clock.now() - reported_at >= REPORTED_EVERY_S:  # whoever reaches the port can send it
+            if clock.now() - reported_at >= REPORTED_EVERY_S:  # any client can send it
                 reported_at = clock.now()
                 sender = printable(str(self.client[0]) if self.client else "unknown", most=60)
                 logger().warning("dashboard: a request of %s is refused: it is not valid HTTP", sender)
@@ -409,7 +409,7 @@ def _server(site: Site, how: Serving) -> Server:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        backlog=64,  # so many are accepted in one turn of the loop
+        backlog=64,  # at most this number is accepted in one turn of the loop
         timeout_keep_alive=5,
         timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=MOST_HEADER_BYTES,

@@ -73,7 +73,7 @@ class Site:
         shown: str = "",
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """`on_lost` is called when the store was found to be gone; whoever opened it may put another one here."""
+        """`on_lost` is called when the store was found to be gone; its owner may then put another one here."""
         self.store = store
         self.access = access
         self.redactor = redactor
@@ -81,7 +81,7 @@ class Site:
         self.shown = shown
         """The URL of the store for messages, without credentials."""
         self.loss = ""
-        """The sentence about a store that is gone, from whoever opens it again; empty while it is open."""
+        """The sentence about a store that is gone, from the task that reopens it; empty while it is open."""
         self.closing = asyncio.Event()
         """Set when the server ends: what streams to a browser ends then."""
         self.page_renderer: Any = None
@@ -91,7 +91,7 @@ class Site:
         self._waiting: Counter[str] = Counter()
 
     def plain_operator(self) -> Operator:
-        """The operator of what is asked by nobody in particular, such as a view that many browsers share."""
+        """The operator of questions without a person, such as a view that many browsers share."""
         return Operator(self.store, self.redactor, None, self.settings, self.shown)
 
     def operator(self, request: HTTPConnection) -> Operator:
@@ -132,7 +132,7 @@ class Site:
             await asyncio.to_thread(files.check_unlocked, self.store.path, LOCKED_S)
 
     def refusal(self, error: Exception) -> HttpRefusal:
-        """The status and the sentence of an error. A store that is gone is opened anew, where that is possible."""
+        """The status and the sentence of an error. A store that is gone is reopened, where that is possible."""
         found = refusal_of(error, self.redactor)
         is_gone = isinstance(error, StoreUnavailableError) and not isinstance(error, StoreLockedError)
         if is_gone and self._on_lost is not None:
@@ -176,7 +176,7 @@ STATUS_OF_KIND = {
 
 
 def refusal_of(error: Exception, redactor: Redactor) -> HttpRefusal:
-    """The status and the sentence of an error. One that nobody foresaw is told as such, without its text."""
+    """The status and the sentence of an error. An unexpected one is an internal error, without its text."""
     match error:
         case ParameterError():
             kind = getattr(error, "kind", "invalid")

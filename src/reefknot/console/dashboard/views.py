@@ -1,7 +1,7 @@
 """
 Views: for each page, its address, the parameters that it knows, and the operations whose answers it shows.
 
-A filter that is not accepted is no failure of the page: the error stands beside its field, with what is accepted.
+A filter that is not accepted does not fail the page: the error is shown at its field, with what is accepted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Found = dict[str, Any]
 ROWS = 50
 GROUPS = 100
 VERIFIED, REPLAYED = 5_000, 1_000
-"""The newest events that a page verifies or replays: a tenth of a second beside the work of this process."""
+"""The newest events that a page verifies or replays: about a tenth of a second of this process."""
 WAITS_IN_WORDS = 12
 SPANS_IN_WORDS = {"15m": "15 minutes", "2h": "2 hours", "24h": "24 hours"}
 MOST_WRONG = 100
@@ -59,7 +59,7 @@ class View(Struct, frozen=True):
 
 
 def checked(make: type[Q], asked: Asked, **more: Any) -> tuple[Q | None, dict[str, str]]:
-    """The query that was asked for, or the error next to the name of its field."""
+    """The query that was asked for, or the error by the name of its field."""
     kinds = {field.name: field.type for field in fields(make)}
     try:
         return make(**{name: typed(name, text, kinds[name]) for name, text in asked.items()}, **more), {}
@@ -390,7 +390,7 @@ def proof(found: Found) -> list[str]:
     accidents = "the hashes are consistent, which shows accidents and not intent"
     missing = [f"The heads of audit.heads are not there: {found['heads_missing']}"] if found["heads_missing"] else []
     if found["compared_with"] is None:
-        hint = "Whoever can write the log can write its hashes anew; audit.heads keeps heads in a second place."
+        hint = "Anyone who can write the log can recompute its hashes; audit.heads keeps heads in a second place."
         return [*missing, f"Compared with no head that was kept elsewhere: {accidents}. {hint}"]
     notes = [f"Compared with the heads in {found['compared_with']}."]
     for one in found.get("chains", [found]):

@@ -54,7 +54,7 @@ async def list_alerts(operator: Operator) -> dict[str, Any]:
 
 
 def active_alerts(record: AlertsRecord, systems: list[Status], values: Mapping[str, float | None]) -> dict[str, Any]:
-    """The active alerts, each with its value of this moment beside that of its raise, and whether a running system
+    """The active alerts, each with its current value and its value when it was raised, and whether a running system
     watches them."""
     active = sorted(record.active.values(), key=lambda one: (one.since, one.alert))
     watched = any(reported(one, "looked_at", 0) for one in systems)

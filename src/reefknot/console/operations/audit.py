@@ -42,7 +42,7 @@ MOST_SHOWN = 1000
 MOST_FOUND = 1000
 """Events on one page of a search."""
 MOST_COVERED = 50_000
-"""Events that a verification or a replay goes over where somebody waits for the answer."""
+"""Events that a verification or a replay reads while a person waits for the answer, at most."""
 MOST_STORED = 1000
 """Rules and policy books of earlier events that a replay of the newest ones is given."""
 SCANNED = 1000
@@ -228,7 +228,7 @@ async def _search(
 
 
 def _event(kept: KeptEntry) -> dict[str, Any]:
-    """An event as pages and programs have it; of a damaged one, what the store has beside its body."""
+    """An event for pages and programs; for a damaged one, the fields that the store has in columns."""
     fields, (kind, sentence) = event_fields(kept.entry.body), in_words(kept.entry.body)
     at = {"timestamp": time_text(kept.entry.at), "event_type": kept.entry.event_type}
     return {"sequence": kept.sequence, "hash": kept.hash, "kind": kind, "sentence": sentence, "event": at | fields}
@@ -370,7 +370,7 @@ async def replayed(name: str, events: AsyncIterator[NumberedBody], *, earlier: S
     async for sequence, body in events:
         number += 1
         if number % REPLAYED_AT_ONCE == 0:
-            await asyncio.sleep(0)  # whoever shares this loop is not kept waiting
+            await asyncio.sleep(0)  # let other tasks of this loop run
         for one in replayer.add(body):
             total += 1
             if total <= MOST_SHOWN:

@@ -122,11 +122,11 @@ SILENT = BulkListener()
 
 
 class UnclaimedJobs:
-    """Jobs that an operator returns to the queue, of sources that nobody has: neither the configuration here nor a
-    system that runs now. They wait, however many systems run."""
+    """Jobs that an operator returns to the queue although their source is unknown, both to the configuration here and
+    to every running system. They wait, however many systems run."""
 
     def __init__(self, sources: Collection[str]) -> None:
-        """`sources` are those that somebody has."""
+        """`sources` are the known ones."""
         self.count = 0
         self.sources: set[str] = set()
         self._known = sources

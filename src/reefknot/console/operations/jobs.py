@@ -104,7 +104,7 @@ def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
     """
     The fields of a job that a list leaves out.
 
-    The result of an assignment is the stored one, else what its caller is told. A job of a source has no caller.
+    The result of an assignment is the stored one, else the answer to its caller. A job of a source has no caller.
     """
     names = ("correlation_id", "trace_id", "generation", "snoozes", "interruptions", "crashes")
     ingestion = is_ingestion(item)
@@ -149,7 +149,7 @@ def counts_of(snapshot: WorkSnapshot) -> dict[str, Any]:
 
 
 async def job_counts(operator: Operator) -> dict[str, Any]:
-    """The number of jobs in each visible state at this moment, and the age of the oldest due one."""
+    """The number of jobs in each visible state at this moment, and how long the oldest job has been due."""
     return counts_of(await visible_work(operator.store))
 
 
@@ -176,7 +176,7 @@ async def list_jobs(operator: Operator, query: JobQuery) -> dict[str, Any]:
     """
     A page of jobs, and the number of all jobs in each state.
 
-    With fewer jobs than asked for and a `next`, the search has read as much as one page may: `next` goes on.
+    With fewer jobs than asked for and a `next`, the search has reached its limit for one page; `next` continues it.
     """
     store, last = operator.store, unquote(query.after)
     now = await now_in(store)
@@ -251,8 +251,8 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     """
     The whole story of one job for a timeline: its attempts, each with its decision and its wait, and its events.
 
-    It is told from the first `MOST_EVENTS` events; `is_cut` says that there are more. What the events do not tell is
-    None: see `reefknot.console.operations.timelines`. Secrets are hidden.
+    It is read from the first `MOST_EVENTS` events; `is_cut` says that there are more. A value that the events do not
+    have is None: see `reefknot.console.operations.timelines`. Secrets are hidden.
     """
     from reefknot.console.operations.timelines import attempts_of, cancellation_of, key_of, lines_of, versions_of
 
@@ -306,8 +306,8 @@ def _shown(kept: list[KeptEntry], redactor: Redactor) -> list[dict[str, Any]]:
 
 
 async def _events(log: AuditLog, job: str, tenant: str | None, most: int = MOST_EVENTS) -> list[KeptEntry]:
-    """The first events of a job. Those of another tenant's job with the same id are left out; of a damaged event nobody
-    can tell."""
+    """The first events of a job. Those of another tenant's job with the same id are left out; damaged events are not,
+    because their tenant is unknown."""
     from reefknot.audit.port import AuditQuery
 
     found: list[KeptEntry] = []
@@ -365,8 +365,8 @@ def _is_of(kept: KeptEntry, tenant: str | None) -> bool:
 
 
 def _event_fields(kept: KeptEntry) -> dict[str, Any]:
-    """The fields of an event, with the defaults that it leaves out; of a damaged one those that the store has beside
-    its body, which may be another tenant's."""
+    """The fields of an event, with the defaults that it leaves out. Those of a damaged one come from the columns of the
+    store; it may be another tenant's."""
     from reefknot.console.words.events import event_fields
 
     if _tenant_of(kept) is None:

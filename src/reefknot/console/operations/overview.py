@@ -126,7 +126,7 @@ def _retries(columns: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def _end(kept: KeptEntry) -> dict[str, Any]:
-    """The end of a job by its event. Of one that was damaged, what the store has beside its body."""
+    """The end of a job by its event; for a damaged event, the fields that the store has in columns."""
     try:
         event = decode(kept.entry.body)
     except msgspec.DecodeError:

@@ -1,6 +1,6 @@
 """
-Policies before anything has failed: the policy book in force, one policy with its provenance, and the answer to a
-failure that somebody asks about.
+Policies before anything has failed: the policy book in force, one policy with its provenance, and the decision about a
+failure described by an operator.
 
 Nothing here runs or changes anything, and no store is needed. Unknown targets, sources and failures are refused with
 what is accepted, before anything is resolved.
@@ -133,7 +133,7 @@ def known_target(book: Book, target: str | None, source: str | None = None) -> s
 ANY_BLOCK = "block:*"
 """Stands for every block without a policy of its own."""
 FIELDS = tuple(name for shown in SHOWN_FIELDS for name in ((shown, "retries") if shown == "max_attempts" else (shown,)))
-"""The shown fields of a policy: `retries` stands beside the number that it follows from."""
+"""The shown fields of a policy: `retries` comes right after `max_attempts`, from which it follows."""
 
 
 class PolicyRow(Struct, frozen=True):

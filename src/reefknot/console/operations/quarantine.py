@@ -284,7 +284,7 @@ async def discard_jobs(
 def check_reason(because: str) -> None:
     """Refuse a discard without a reason."""
     if not because.strip():
-        text = "a reason is required, for whoever asks later; for example: 'the order was withdrawn'"
+        text = "a reason is required and audited; for example: 'the order was withdrawn'"
         raise ParameterUseError("because", text)
 
 
@@ -305,9 +305,9 @@ async def purge_jobs(
 
 async def editable_payload(operator: Operator, job: str, tenant: str | None = None) -> dict[str, Any]:
     """
-    The part of a quarantined job's payload that a person may edit, with notes for whoever edits it.
+    The part of a quarantined job's payload that an operator may edit, with notes about the edit.
 
-    Secrets are hidden in it, and then it cannot be given back as it is.
+    Secrets in it are hidden; their values have to be filled in before it is given back.
     """
     item = await _in_quarantine(operator, job, tenant)
     payload = _payload_of(item)
@@ -407,8 +407,8 @@ def _with_payload(item: WorkItem, payload: dict[str, Any]) -> bytes:
 
 
 async def _to_edit(operator: Operator, record: str) -> tuple[WorkItem, UnclaimedJobs]:
-    """The job with its payload: in quarantine, or replaced by an earlier request of the same. Its next version may be
-    one that nobody will run."""
+    """The job with its payload: in quarantine, or replaced by an earlier request of the same. `UnclaimedJobs` has its
+    next version if no system knows its source."""
     item = await operator.store.work.get(record)
     if item is not None and (item.state is WorkState.QUARANTINED or is_replaced(item)):
         unclaimed = await UnclaimedJobs.over(operator)

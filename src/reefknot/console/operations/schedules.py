@@ -1,7 +1,7 @@
 """
-Schedules: the timetables of schedules and sources with what came of them, and schedules run, paused and resumed.
+Schedules: the timetables of schedules and sources with their last runs, and schedules run, paused and resumed.
 
-A source has its own actions; its timetable is listed beside those of schedules.
+A source has its own actions; its timetable is listed together with those of schedules.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ async def show_schedule(operator: Operator, name: str) -> dict[str, Any]:
 
 
 async def run_schedule(operator: Operator, name: str, *, missed: bool = False, dry_run: bool = False) -> dict[str, Any]:
-    """Submit the assignment of a schedule now, beside its timetable, paused or not; or, with `missed`, once for each of
-    its last due times that no system was running for."""
+    """Submit the assignment of a schedule now, outside its timetable, paused or not; or, with `missed`, once for each
+    of its last due times at which no system was running."""
     from reefknot.ingest.configured_schedules import schedule_entries
     from reefknot.ingest.schedules import read_state, run_missed, run_now, submission_id
 
@@ -201,7 +201,7 @@ def _kinds(operator: Operator) -> dict[str, str]:
 
 
 def check_schedule(operator: Operator, name: str, action: str, *, because: str | None = None) -> None:
-    """Refuse a name that is none of a schedule, and a blank reason; sources have actions of their own."""
+    """Refuse a name that is not a schedule's, and a blank reason; sources have actions of their own."""
     if because is not None and not because.strip():
         raise ParameterUseError("because", "give the reason; it is shown in the list and audited")
     kinds = _kinds(operator)

@@ -1,8 +1,8 @@
 """
 Sources of documents: listed with what to do, shown, asked for a sync, paused, resumed, searched and forgotten.
 
-A sync is asked for by a job in the queue, as a timetable does it: a system that runs fetches, never the process that
-asks. Documents and cursors are in a file of their own, which nobody has to lock to read it.
+A sync is requested by a job in the queue, as a timetable does: a running system fetches, never the process that asks.
+Documents and cursors are in a file of their own, which is read without a lock.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ async def open_for_reading(
 
 
 def check_kept(operator: Operator, name: str | None, kept: Sequence[str], *, parameter: str = "name") -> None:
-    """Refuse a source of which nothing is kept: one that was never synced, or that nobody knows."""
+    """Refuse a source without stored documents: one that was never synced, or is unknown."""
     if name is None or name in kept:
         return
     configured = [one.name for one in configured_sources(operator)]

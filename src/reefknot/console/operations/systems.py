@@ -1,8 +1,9 @@
 """
 Systems that run over a store: their workers and routers, and the commands to them.
 
-A command is a message in the store. Every router reads it and tells its own workers, so that whoever can open the store
-can drain a worker on another machine. The answer says whether all of them obeyed within a few seconds.
+A command is a message in the store. Every router reads it and passes it on to its workers, so that an operator with
+access to the store can drain a worker on another machine. The answer says whether all of them obeyed within a few
+seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Telemetry: what the retries of each connector came to, counted by all processes over a store, and begun anew."""
+"""Telemetry: retry outcomes by connector, counted by all processes over a store, and their reset."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def connector_metrics(operator: Operator, connector: str | None = None) ->
     try:
         found = dict(sorted((await stored_metrics(operator.store.values)).items()))
     except DamagedMetricsError as error:
-        way_out = f"`telemetry reset {error.connector}` starts its counts anew"
+        way_out = f"`telemetry reset {error.connector}` resets its counts"
         raise StoreCorruptError(operator.store.identity, str(error), way_out) from None
     if connector is None:
         return found
@@ -61,7 +61,7 @@ def _check_connector(operator: Operator, name: str, counted: Iterable[str]) -> N
 
 
 async def reset_telemetry(operator: Operator, connector: str, *, dry_run: bool = False) -> dict[str, Any]:
-    """Begin the counts of a connector anew, so that they tell of its present policy alone."""
+    """Reset the counts of a connector, so that they describe its current policy alone."""
     from reefknot.ingest.telemetry import PREFIX, DamagedMetricsError, decoded_metrics
 
     values = operator.store.values

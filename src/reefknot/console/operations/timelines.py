@@ -83,13 +83,13 @@ class AttemptStory(Struct, kw_only=True):
     """`again` or `stop`; None where nothing had to be decided."""
     reason: str | None = None
     layer: str | None = None
-    """The policy layer that the decisive field comes from, or `server hint`; None when nobody can tell."""
+    """The policy layer that the decisive field comes from, or `server hint`; None when it is unknown."""
     field: str | None = None
     source: str | None = None
     """The file and line of the step's `@rk.block`, where that sets the decisive field."""
     wait_s: float | None = None
     wait_from: str | None = None
-    """`own backoff` or `server hint`; None when nobody can tell."""
+    """`own backoff` or `server hint`; None when it is unknown."""
     put_off_s: float | None = None
     """The wait for the open breaker of the destination, after that one."""
     worker_id: str | None = None
@@ -99,8 +99,8 @@ class Storyteller:
     """Reads the events of a job in their order, and keeps its attempts."""
 
     def __init__(self, item: WorkItem, book: Book | None, *, runs: bool) -> None:
-        """`book` are the policies that are configured here; a decision by other ones is told without its layer. `runs`:
-        an attempt of the job runs now."""
+        """`book` has the policies that are configured here; a decision by other ones is shown without its layer.
+        `runs`: an attempt of the job runs now."""
         self.attempts: list[AttemptStory] = []
         self.idempotency_key: str | None = None
         self.worker_id: str | None = None
@@ -172,8 +172,8 @@ class Storyteller:
         self._due_ms = None if at_ms is None else at_ms + round(seconds * 1000)
 
     def _ended(self, event: Completed) -> None:
-        """The end of the job. The attempt that it ends with is told already when a decision was taken about it; one
-        that was stopped has its duration here."""
+        """Record the end of the job. Its last attempt is known already when a decision was taken about it; the duration
+        of a stopped attempt comes from this event."""
         ended_ms = timestamp_ms(event.timestamp)
         if event.attempt_seconds is not None and ended_ms is not None:
             _begin(self._new(event.timestamp, event.attempts or 0, "cancelled"), ended_ms, event.attempt_seconds)
@@ -181,8 +181,8 @@ class Storyteller:
             self._new(event.timestamp, event.attempts or 0, "succeeded" if event.status == "success" else "failed")
 
     def _crashed(self, at: str, why: str, seconds: float | None = None) -> None:
-        """An attempt whose process vanished, which was noticed so long after its start. Effects may have happened in
-        it."""
+        """Record an attempt whose process vanished, which was noticed `seconds` after its start. Its effects may have
+        happened."""
         spent = [one for one in self.attempts if (one.generation, one.outcome == CRASHED) == (self._generation, False)]
         attempt, noticed_ms = self._new(at, spent[-1].number + 1 if spent else 1, CRASHED), timestamp_ms(at)
         attempt.message = why
@@ -208,14 +208,13 @@ class Storyteller:
         return attempt
 
     def finish(self) -> None:
-        """Take what the stored job tells beside its events: the attempt that runs now, and how long the last one
-        took."""
+        """Add what only the stored job knows: the attempt that runs now, and how long the last one took."""
         item = self._item
         if self._runs:
             running = self._new("", attempts_begun(item), "running")
             running.started_at, running.ended_at = time_text(item.updated_at), None
             return
-        if runs_now(item):  # its process is gone, and nobody has noticed yet
+        if runs_now(item):  # its process is gone, and no other one has noticed yet
             lost = self._new("", attempts_begun(item), CRASHED)
             lost.started_at, lost.ended_at = time_text(item.updated_at), None
             lost.message = ORCHESTRATOR_VANISHED if is_ingestion(item) else WORKER_VANISHED
@@ -324,7 +323,7 @@ def attempts_of(item: WorkItem, events: Sequence[AnyEvent], book: Book | None, *
     return teller
 
 
-# ---- beside the attempts ---------------------------------------------------------------------------------------------
+# ---- the story around the attempts -----------------------------------------------------------------------------------
 
 
 def key_of(item: WorkItem, guarded: str | None, assignment: Any) -> tuple[str | None, str | None]:
@@ -383,8 +382,8 @@ _FIRST = ("submitted", "routing", "admission")
 def lines_of(
     history: list[dict[str, Any]], kept: list[KeptEntry], events: list[dict[str, Any]], redactor: Redactor
 ) -> list[dict[str, Any]]:
-    """History and events in the order of time, each in a sentence; those of an event with its fields. What an event
-    tells is not told again."""
+    """History and events in the order of time, each in a sentence, events with their fields. A history entry that an
+    event repeats is left out."""
     lines = [
         {
             "at": one["at"],

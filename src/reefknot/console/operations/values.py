@@ -127,7 +127,7 @@ def time_text(milliseconds: int | None) -> str | None:
 
 
 def seconds(value: float | None) -> str:
-    """A duration that somebody set, as exact as it was set: `100 ms`, `1.5 s`, `1800 s`; `no limit` for none."""
+    """A configured duration, as exact as it was written: `100 ms`, `1.5 s`, `1800 s`; `no limit` for none."""
     if value is None or value >= LONGEST_WAIT:
         return "no limit"
     if 0 < value < 1:

@@ -1,5 +1,5 @@
 """
-Audited events in words: a kind and a sentence for each event that somebody would want to read.
+Audited events in words: a kind and a sentence for each event that people read.
 
 The sentences are the same in the live feed, in the story of a job and on a page.
 """

@@ -244,7 +244,7 @@ def _set_by(field: FieldOrigin) -> str:
     return f"set by {'the request' if by_request else f'{field.layer.value}, {near(field.source)}'}"
 
 
-# ---- what ingestion does beside retrying -----------------------------------------------------------------------------
+# ---- what ingestion does in addition to retrying ---------------------------------------------------------------------
 
 
 def ingestion_json(answer: PolicyAnswer, health: HealthRules) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def left_line(name: str, *, documents: int, open_jobs: int, quarantined: int) ->
     left += [plural(quarantined, "job in quarantine", "jobs in quarantine")] if quarantined else []
     forget = f"reefknot source forget {name} --because TEXT"
     words = ", ".join(left) or "its cursor"
-    return f"it is not configured any more, and nobody runs its jobs; left are: {words}. To remove that: {forget}"
+    return f"no longer configured, so its jobs do not run; still stored: {words}. To remove: {forget}"
 
 
 def failure_of(item: WorkItem | None) -> str:
@@ -137,8 +137,8 @@ class Here(NamedTuple):
         full = f"reefknot source run {source.name} --full"
         if record.is_of_other(source.connector):
             text = (
-                f"what is kept of it is of the connector {record.connector}, and it is {source.connector} now. Give it "
-                f"another name; or begin anew, without the documents that are there: {full}"
+                f"its stored documents come from the connector {record.connector}, and it is {source.connector} now. "
+                f"Give it another name; or start again without the stored documents: {full}"
             )
             return OTHER_CONNECTOR, text
         if place := record.elsewhere(self.documents, is_local=self.is_local):
@@ -148,8 +148,8 @@ class Here(NamedTuple):
 
 
 def sync_refusal(source: ConfiguredSource, record: SourceRecord, here: Here, *, full: bool) -> tuple[str, str] | None:
-    """The text and the kind of a refusal to sync: somebody has paused the source, or its cursor is in another place or
-    another connector's. None: it can be synced."""
+    """The text and the kind of a refusal to sync: the source is paused, or its cursor is in another place or another
+    connector's. None: it can be synced."""
     name, obstacle = source.name, here.obstacle(source, record)
     if obstacle is not None and not full:
         state, text = obstacle

@@ -121,7 +121,7 @@ class Settlement(Struct, frozen=True, gc=False):
 
 
 class WorkSnapshot(Struct, frozen=True):
-    """The queue at one moment: how many in each visible state of each class, and how long its oldest due one waits."""
+    """The queue at one moment: item counts by class and visible state, and how long the oldest item has been due."""
 
     counts: dict[str, dict[WorkState, int]]
     oldest_ms: dict[str, int] = {}
@@ -193,7 +193,7 @@ class WorkPage(Struct, frozen=True):
     items: list[WorkItem]
     after: str = ""
     """The id after which the next page begins; empty when there is none. With fewer items than asked for, the search
-    has read as much as one page may, and what it has not read may match."""
+    has reached its limit for one page, and items that it has not read may match."""
 
 
 def refuse_classes_with_gone(classes: Collection[str], gone: Collection[str] | None) -> None:

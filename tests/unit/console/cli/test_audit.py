@@ -210,7 +210,7 @@ def test_of_a_configured_file_the_heads_of_the_logs_own_chain_count(rk: Commands
     ended = rk("audit", "verify", "--json")
 
     assert (ended.code, ended.json["proven_up_to"]) == (0, 6)
-    assert "has heads of 1 other chain too" in ended.err
+    assert "also has heads of 1 other chain" in ended.err
     assert rk("audit", "verify", "state.db", "--json").json["proven_up_to"] == 6, "a store that is named as a file"
     assert rk("audit", "verify", "--head", "heads.jsonl").code == 65, "a head that was named is of this log, or is not"
 

@@ -64,7 +64,7 @@ def test_a_list_that_ends_at_the_bound_of_its_search_says_so_and_goes_on(
     monkeypatch.setattr(work_rows, "SCANNED", (2,))
     monkeypatch.setattr(work_rows, "_LEAST_SHARE", 1)
     first = rk("job", "list", "--error", "rare")
-    assert "the search has read as much as one page may, and goes on: --after b" in first.err
+    assert "search limit reached; continue with --after b" in first.err
     assert "old" in rk("job", "list", "--error", "rare", "--after", "b").out
 
 

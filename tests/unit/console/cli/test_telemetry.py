@@ -127,7 +127,7 @@ def test_a_connector_without_counts_has_zero_counts_whatever_else_is_counted(rk:
         tuned = rk("policy", "tune", "--connector", name, "--json").json["connectors"]
         assert (list(tuned), tuned[name]["jobs"]) == ([name], 0)
         reset = rk("telemetry", "reset", name)
-        assert (reset.code, reset.out) == (0, f"{name} has no counts\n")
+        assert (reset.code, reset.out) == (0, f"{name}: no counts\n")
     counted = "counted_once, " if has_counts else ""
     builtin = "github_repository, imap_mailbox, local_files, obsidian_vault"
     for name in ("nope", ""):
@@ -172,9 +172,9 @@ def test_a_damaged_record_is_named_with_the_way_out_and_counting_goes_on_over_it
 
 def test_a_reset_is_audited_and_leaves_the_other_connectors(rk: Commands) -> None:
     record(FINE, {"failures": ["transient"]}, FINE | {"connector": "local_files"})
-    assert rk("telemetry", "reset", "imap_mailbox", "--dry-run").out == "imap_mailbox would begin anew\n"
+    assert rk("telemetry", "reset", "imap_mailbox", "--dry-run").out == "imap_mailbox: counts would be reset\n"
     assert len(metrics(rk)) == 2
-    assert rk("telemetry", "reset", "imap_mailbox", "--as", "ann").out == "imap_mailbox begins anew\n"
+    assert rk("telemetry", "reset", "imap_mailbox", "--as", "ann").out == "imap_mailbox: counts reset\n"
 
     assert list(metrics(rk)) == ["local_files"]
     lines = rk("audit", "export", "-", "--type", "operator_action").out.splitlines()

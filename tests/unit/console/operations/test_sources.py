@@ -112,7 +112,7 @@ async def test_a_full_sync_begins_without_a_cursor_once_also_after_it_failed_bef
         ),
         ({"health": {"cools_until": 4_000_000_000_000, "cooling_reason": "429"}}, "no job begins before 2096-.*429"),
         ({"health": {"rests_until": 4_000_000_000_000, "rests": 1}}, "it does not answer .several jobs failed"),
-        ({"connector": "imap_mailbox"}, "what is kept of it is of the connector imap_mailbox"),
+        ({"connector": "imap_mailbox"}, "its stored documents come from the connector imap_mailbox"),
     ],
 )
 @pytest.mark.parametrize("full", [False, True])

@@ -77,7 +77,7 @@ def run(
     missed: Annotated[bool, arg("Submit one job for each of the last 20 due times that was missed.")] = False,
     options: OperatorFlags = OPERATOR,
 ) -> int:
-    """Submit the assignment of a schedule now, beside its timetable, and print the job's id."""
+    """Submit the assignment of a schedule now, outside its timetable, and print the job's id."""
     address, dry_run = address_of(options), options.dry_run
     operations.check_schedule(address.operator(None), name, "run")
     fields = _changed(
@@ -109,7 +109,7 @@ def pause(
     name: Name,
     /,
     *,
-    because: Annotated[str, arg("Why, for whoever looks at the list and at the audit log.")],
+    because: Annotated[str, arg("Reason, shown in the list and audited.")],
     options: OperatorFlags = OPERATOR,
 ) -> int:
     """Pause a timetable for all processes: its due times are passed over until it is resumed."""

@@ -2,7 +2,7 @@
 `reefknot source`: the sources of documents: added, listed, tested, synced, paused, searched and exported.
 
 A sync on the command line is a job like any other: it has its retries, its place in the store and its events, and a
-system that runs on the same store may take it over. Documents are read from their own file, which nobody has to lock.
+system that runs on the same store may take it over. Documents are read from their own file, without a lock.
 """
 
 from __future__ import annotations

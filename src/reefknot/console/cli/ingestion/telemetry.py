@@ -1,7 +1,7 @@
 """
-`reefknot telemetry`: what the retries of each connector came to, counted by all processes over a store.
+`reefknot telemetry`: retry outcomes by connector, counted by all processes over a store.
 
-`--json` is the schema of `retry_metrics` and nothing else; what is counted beside it is under a key of its own.
+`--json` is the schema of `retry_metrics` and nothing else; other counts are under a key of their own.
 """
 
 from __future__ import annotations
@@ -95,16 +95,16 @@ def _by_executions(successes: Mapping[str, int]) -> str:
 
 @app.command(help_epilogue=examples("telemetry reset imap_mailbox"))
 def reset(
-    connector: Annotated[str, arg("Connector whose counts begin anew.")], /, *, options: OperatorFlags = OPERATOR
+    connector: Annotated[str, arg("Connector whose counts are reset.")], /, *, options: OperatorFlags = OPERATOR
 ) -> None:
-    """Begin the counts of a connector anew, so that they tell of its present policy alone. The reset is audited."""
+    """Reset the counts of a connector, so that they describe its current policy alone. The reset is audited."""
     address, dry_run = address_of(options), options.dry_run
     try:
         fields = looked(address, lambda at: operations.reset_telemetry(at, connector, dry_run=dry_run))
     except ParameterUseError as error:  # an argument here, not the flag of this name
         raise CommandError(f"CONNECTOR: {error.problem}") from None
-    begins = f"{'would begin' if dry_run else 'begins'} anew"
-    show(fields, lambda: put(f"{connector} {begins if fields['changed'] else 'has no counts'}"), json=options.json)
+    reset = "counts would be reset" if dry_run else "counts reset"
+    show(fields, lambda: put(f"{connector}: {reset if fields['changed'] else 'no counts'}"), json=options.json)
 
 
 # ---- proposals of `policy tune` --------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ CANNOT_KNOW = (
     "Whether another wait would have helped is a guess from the waits that there were; nothing is tried out.",
     "Successes are not counted by failure type, and a job in quarantine is taken to have had all its retries.",
 )
-"""What the counts cannot tell."""
+"""What the counts cannot show."""
 
 
 _WORDS = {Verdict.ADVICE: "advice: ", Verdict.KEEP: "no change: ", Verdict.NOT_ENOUGH_DATA: ""}
