@@ -86,11 +86,8 @@ async def everything(shop: Shop, records: list[logging.LogRecord]) -> dict[str, 
             await shop.send(work(f"{how}-{number}", {"plant": number, "how": how}, retry_count=1))
         await shop.transport.publish(CANCEL, encode(Cancel(f"waits-{number}", plant.message)))
         await asyncio.sleep(5)
-    items = []
-    for state in WorkState:
-        items += [
-            msgspec.structs.replace(one, payload=b"") for one in await shop.store.work.find(state=state, limit=500)
-        ]
+    found = [one for state in WorkState for one in await shop.store.work.find(state=state, limit=500)]
+    items = [msgspec.structs.replace(one, payload=b"") for one in found]
     assert len(items) == 150
     aside = [one for one in items if one.state is WorkState.QUARANTINED]
     assert len(aside) == 100
@@ -117,12 +114,8 @@ def held_by(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
 
 
 def leaked(held: dict[str, str]) -> set[tuple[str, str]]:
-    return {
-        (sink, plant.secret)
-        for sink, text in held.items()
-        for plant in PLANTED
-        if any(form in text.encode() for form in plant.forms)
-    }
+    pairs = ((sink, plant) for sink in held for plant in PLANTED)
+    return {(sink, plant.secret) for sink, plant in pairs if any(form in held[sink].encode() for form in plant.forms)}
 
 
 def test_none_of_fifty_secrets_reaches_anything_that_a_worker_makes(caplog: pytest.LogCaptureFixture) -> None:

@@ -121,11 +121,8 @@ def test_a_file_may_have_the_same_id_for_several_tenants(folder: Folder) -> None
     assert (code, json.loads(out)["succeeded"], json.loads(out)["rejected"]) == (1, 3, 1), err
     assert "work.jsonl:4: assignment_id: 'order-7' is in line 2 already" in err
     results = [json.loads(line) for line in (folder.path / "results.jsonl").read_text().splitlines()]
-    assert {(one.get("tenant_id"), one["output"]["for"]) for one in results} == {
-        ("acme", "acme"),
-        ("bolt", "bolt"),
-        (None, None),
-    }
+    found = {(one.get("tenant_id"), one["output"]["for"]) for one in results}
+    assert found == {("acme", "acme"), ("bolt", "bolt"), (None, None)}
 
 
 def _line(tenant: str | None, **payload: object) -> str:
@@ -145,9 +142,7 @@ def test_what_failed_for_one_tenant_is_requeued_for_it_alone(folder: Folder) -> 
     assert folder("quarantine", "requeue", "order-7").code == 1
     done = folder.json("quarantine", "requeue", "order-7", "--tenant", "acme")
     assert (done["requeued"], done["tenant_ids"]) == (["order-7"], ["acme"])
-    assert (
-        folder("quarantine", "discard", "order-7", "--tenant", "bolt", "--because", "withdrawn").out
-        == "order-7 of bolt discarded\n"
-    )
+    discard = ("quarantine", "discard", "order-7", "--tenant", "bolt", "--because", "withdrawn")
+    assert folder(*discard).out == "order-7 of bolt discarded\n"
     states = {one["tenant_id"]: one["state"] for one in folder.json("job", "list")["jobs"]}
     assert states == {"acme": "pending", "bolt": "discarded"}

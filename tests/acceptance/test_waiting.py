@@ -39,11 +39,10 @@ async def charge_once(inputs, context):
     return await charge("order-7")
 """
 )
+ONE_SLOT = "queue: {v2: {enabled: true, resource_pools: {cpu: {max_concurrency: 1}}}}"
 POLICY = (
     CONFIG.replace("max_attempts: 2, base_delay_ms: 20", "max_attempts: 4, base_delay_ms: 30000")
-    .replace(
-        "queue: {v2: {enabled: true}}", "queue: {v2: {enabled: true, resource_pools: {cpu: {max_concurrency: 1}}}}"
-    )
+    .replace("queue: {v2: {enabled: true}}", ONE_SLOT)
     .replace("worker:\n", "router: {patience_seconds: 600}\nworker:\n")
 )
 
