@@ -1,7 +1,5 @@
 """The activity of all systems over a store: kept over their ends, added up once, and cheap for those at rest."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

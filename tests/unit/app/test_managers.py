@@ -1,7 +1,5 @@
 """`RetryManager` and `IdempotencyManager`: categories, keys and events on top of the retry loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -14,13 +12,7 @@ import pytest
 import reefknot as rk
 from reefknot.app import managers
 from reefknot.audit.model.chain import Head
-from reefknot.audit.model.event import (
-    RetryAttempt,
-    RetryExhausted,
-    RetryRecovered,
-    RetryRefused,
-    TimeoutOccurred,
-)
+from reefknot.audit.model.event import RetryAttempt, RetryExhausted, RetryRecovered, RetryRefused, TimeoutOccurred
 from reefknot.audit.model.replay import replay
 from reefknot.audit.port import AuditEntry, AuditQuery
 from reefknot.policy.book import PolicyBook

@@ -79,10 +79,7 @@ RECEIPT = Receipt.model_validate(
     ("first", "other"),
     [
         (Order(id="o", cents=1), Order(id="o", cents=99)),
-        (
-            Order(id="o", cents=1, lines=[Line(name="rope")]),
-            Order(id="o", cents=1, lines=[Line(name="rope", count=2)]),
-        ),
+        (Order(id="o", cents=1, lines=[Line(name="rope")]), Order(id="o", cents=1, lines=[Line(name="rope", count=2)])),
         (AttrsOrder("o", 1), AttrsOrder("o", 99)),
         (StructOrder("o", 1), StructOrder("o", 99)),
         (WithModel("o", Order(id="o", cents=1)), WithModel("o", Order(id="o", cents=99))),

@@ -13,15 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from reefknot import errors
-from reefknot.idempotency import unrecorded
+from reefknot import errors, idempotency, testing
 from reefknot.idempotency.model import Claimed, Done, KeyRecord, KeyState, Released
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.processes import process_mark
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import open_store
-from reefknot.testing import run_virtual
 from tests.stories import InLoop
 from tests.unit.idempotency.failing_store import Failing, actions_in, key_events, once
 from tests.unit.runtime.test_processes import gone_process
@@ -496,7 +494,7 @@ async def test_what_could_not_be_recorded_is_written_when_the_store_works_again(
 
 
 async def test_no_new_work_begins_while_too_much_is_unrecorded(keys: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unrecorded, "MOST_UNRECORDED", 2)
+    monkeypatch.setattr(idempotency.unrecorded, "MOST_UNRECORDED", 2)
     effect = Effect()
     await once(keys, "earlier", effect)
     keys.fails["finish"] = 10
@@ -560,7 +558,7 @@ def test_neither_a_store_nor_its_memory_is_kept_alive() -> None:
         await once(keys, "k", Effect())
         return weakref.ref(keys)
 
-    gone = run_virtual(main())
+    gone = testing.run_virtual(main())
     gc.collect()
     assert gone() is None
 

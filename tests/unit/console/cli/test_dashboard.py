@@ -1,7 +1,5 @@
 """`reefknot dashboard` and the dashboard of `up`: what cannot be served is refused, with what to do about it."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """Log lines of commands: their two forms, what is kept out of them, and that logging is as before afterwards."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """`reefknot run`: results, the summary, and how every assignment ends exactly once."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from pathlib import Path
@@ -14,8 +12,7 @@ from reefknot.console.cli.run import BatchRun, Tally
 from reefknot.queue.model.messages import LARGEST_MESSAGE, ExecResult, ResultJob, ResultStatus
 from reefknot.queue.model.work import Quarantine, WorkFailed, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
-from reefknot.stores.opening import open_store
-from reefknot.stores.port import Store
+from reefknot.stores import opening, port
 from tests.unit.console.cli.running import Commands
 from tests.unit.console.cli.steps import get, lines, prepared, results
 
@@ -255,7 +252,7 @@ FAILED = WorkFailed(None, None, "attempts_spent")
 ASIDE = Quarantine("attempts_spent")
 
 
-async def ended(store: Store, how: WorkFailed | Quarantine | str) -> None:
+async def ended(store: port.Store, how: WorkFailed | Quarantine | str) -> None:
     """The record of a worker: a job that it settled, or that was dropped."""
     await store.work.enqueue([WorkItem("x", "t", "cpu@w")])
     if isinstance(how, str):
@@ -282,7 +279,7 @@ async def test_every_result_has_one_end(
     status: ResultStatus, before: WorkFailed | Quarantine | str | None, end: str
 ) -> None:
     tally = Tally()
-    async with open_store("memory:") as store:
+    async with opening.open_store("memory:") as store:
         if before is not None:
             await ended(store, before)
         result = ExecResult("x", "r", status, "worker-1", ResultJob("t"), retries_used=2)

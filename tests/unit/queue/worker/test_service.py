@@ -13,9 +13,7 @@ from reefknot.queue.model.messages import CANCEL, AckStatus, Cancel, ExecResult,
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import QuarantineFilter
 from reefknot.queue.router.service import Router
-from reefknot.queue.worker import closing
-from reefknot.queue.worker.closing import Drain
-from reefknot.queue.worker.service import Worker
+from reefknot.queue.worker import closing, service
 from tests.unit.queue.shops import ran, sent, stored, told
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, work
 
@@ -316,7 +314,7 @@ async def jobs(shop: Shop, number: int) -> list[asyncio.Future[ExecResult]]:
     return futures
 
 
-async def two_workers_and_ten_jobs(shop: Shop) -> tuple[Worker, list[asyncio.Future[ExecResult]]]:
+async def two_workers_and_ten_jobs(shop: Shop) -> tuple[service.Worker, list[asyncio.Future[ExecResult]]]:
     """Each worker runs one at a time, 1.5 s each, and has four more queued."""
     await shop.router()
     first, _ = [await shop.worker(name, Step(seconds=1.5), concurrency=ONE) for name in ("w1", "w2")]
@@ -336,7 +334,7 @@ async def test_what_a_drained_worker_has_queued_is_done_by_the_others(shop: Shop
 
 async def test_a_worker_that_keeps_its_queue_would_be_caught(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without offer and recall the same work never ends, while the other worker has nothing to do."""
-    monkeypatch.setattr(Drain, "offer", lambda self: asyncio.sleep(0, 0))
+    monkeypatch.setattr(closing.Drain, "offer", lambda self: asyncio.sleep(0, 0))
     monkeypatch.setattr(Router, "_recall_once", lambda self: asyncio.sleep(0))
     first, futures = await two_workers_and_ten_jobs(shop)
     await first.drain(30)
