@@ -322,8 +322,7 @@ async def test_fail_closed_after_the_effect_does_not_make_it_happen_again(store:
         await put(manager, work, idempotency_key="k")
     log.down = False
     await asyncio.sleep(2)
-    assert await put(manager, work, idempotency_key="k") == "ok"
-    assert calls == 2
+    assert (await put(manager, work, idempotency_key="k"), calls) == ("ok", 2)
     assert log.types == ["retry_attempt", "retry_recovered", "idempotency", "idempotency"]
 
 
@@ -419,8 +418,7 @@ async def test_a_cleared_key_is_done_again(store: Store) -> None:
     for _ in range(2):
         await put(manager, work, idempotency_key="k")
         await manager.idempotency_manager.clear_idempotency("k")
-    assert await actions_in(store.audit) == ["record", "forget", "record", "forget"]
-    assert work.calls == 2
+    assert (await actions_in(store.audit), work.calls) == (["record", "forget", "record", "forget"], 2)
 
 
 # ---- without arguments -----------------------------------------------------------------------------------------------

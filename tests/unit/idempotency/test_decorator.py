@@ -46,8 +46,7 @@ async def test_the_effect_happens_once_for_each_key(url: str) -> None:
     assert charged == ["a", "b"]
     assert [event.action for event in events if isinstance(event, IdempotencyEvent)] == ["record", "hit", "record"]
     assert {getattr(event, "operation", "") for event in events} == {charge.__qualname__}
-    assert charge.__name__ == "charge"
-    assert charge.__doc__ == "Takes the money."
+    assert (charge.__name__, charge.__doc__) == ("charge", "Takes the money.")
 
 
 def test_without_a_store_the_error_says_what_to_do() -> None:

@@ -90,8 +90,7 @@ async def test_the_second_caller_gets_the_recorded_answer_and_no_effect(
 ) -> None:
     effect = Effect(gives=gives)
     assert await once(keys, "k", effect) == answer
-    assert await once(keys, "k", effect) == answer
-    assert effect.times == 1
+    assert (await once(keys, "k", effect), effect.times) == (answer, 1)
     assert await actions_in(keys.audit) == ["record", "hit"]
 
 
@@ -118,8 +117,7 @@ async def sixteen_callers(run: Any, keys: int) -> tuple[Counter[str], dict[str, 
 
 async def test_sixteen_callers_of_many_keys_one_effect_each_and_no_two_answers(keys: Failing) -> None:
     effects, answers = await sixteen_callers(lambda key, work: once(keys, key, work), 50)
-    assert (len(effects), set(effects.values())) == (50, {1})
-    assert {len(given) for given in answers.values()} == {1}
+    assert (len(effects), set(effects.values()), {len(given) for given in answers.values()}) == (50, {1}, {1})
 
 
 async def test_control_checking_first_and_acting_then_runs_effects_more_than_once(keys: Failing) -> None:
@@ -226,8 +224,7 @@ async def test_a_caller_waits_no_longer_than_its_limit(keys: Failing, wait: floa
     assert 0 < refused.value.retry_after <= 60
     assert asyncio.get_running_loop().time() - began == pytest.approx(wait, abs=0.1)
     await first
-    assert await actions_in(keys.audit) == ["in_progress", "record"]
-    assert effect.times == 1
+    assert (await actions_in(keys.audit), effect.times) == (["in_progress", "record"], 1)
 
 
 async def test_when_the_first_one_fails_a_waiting_caller_tries_itself(keys: Failing) -> None:
@@ -246,8 +243,7 @@ async def test_work_that_takes_longer_than_its_lease_keeps_it(keys: Failing) -> 
     first = await begun(once(keys, "k", effect, KeyOptions(lease=6)), 200)
     with pytest.raises(errors.KeyInProgressError):
         await once(keys, "k", effect, NOT_WAITING)
-    assert await first == {"time": 1}
-    assert effect.times == 1
+    assert (await first, effect.times) == ({"time": 1}, 1)
 
 
 async def test_a_zombie_is_refused_and_its_work_cancelled(keys: Failing) -> None:
@@ -340,8 +336,7 @@ async def test_a_caller_cancelled_while_its_result_is_recorded_does_not_undo_the
 ) -> None:
     effect = Effect()
     await cancelled(await begun(once(Slow(keys), "k", effect, chain=chain), 2))
-    assert await once(keys, "k", effect) == {"time": 1}
-    assert effect.times == 1
+    assert (await once(keys, "k", effect), effect.times) == ({"time": 1}, 1)
     await asyncio.sleep(1)
     assert sorted(await actions_in(keys.audit)) == ["hit", "record"]
 
@@ -395,8 +390,7 @@ async def test_under_a_guard_an_exception_leaves_the_outcome_to_a_person(keys: F
     with pytest.raises(errors.OutcomeUnknownError):
         await once(keys, "k", effect, GUARD)
     assert "did it arrive?" in ((await record_of(keys)).failure or "")
-    assert await actions_in(keys.audit) == ["unknown", "unknown"]
-    assert effect.times == 1
+    assert (await actions_in(keys.audit), effect.times) == (["unknown", "unknown"], 1)
 
     await keys.resolve("k", Done('"it arrived"'))
     assert await once(keys, "k", effect, GUARD) == "it arrived"
@@ -427,8 +421,7 @@ async def test_under_a_guard_cancelled_work_is_unknown(keys: Failing) -> None:
 async def test_a_record_is_tried_again_with_one_event_and_the_effect_is_not(keys: Failing) -> None:
     effect = Effect()
     keys.fails["finish"] = 4
-    assert await once(keys, "k", effect) == {"time": 1}
-    assert (effect.times, keys.calls["finish"]) == (1, 5)
+    assert (await once(keys, "k", effect), effect.times, keys.calls["finish"]) == ({"time": 1}, 1, 5)
     assert await actions_in(keys.audit) == ["record"]
 
     keys.done_but_lost["finish"] = 2
@@ -472,8 +465,7 @@ async def test_a_remembered_result_outlives_its_lease_in_this_process(keys: Fail
     keys.fails["finish"] = 5
     await once(keys, "k", effect, KeyOptions(lease=6))
     await asyncio.sleep(100)
-    assert await once(keys, "k", effect, KeyOptions(lease=6)) == {"time": 1}
-    assert effect.times == 1
+    assert (await once(keys, "k", effect, KeyOptions(lease=6)), effect.times) == ({"time": 1}, 1)
 
 
 async def test_a_result_that_another_owner_recorded_meanwhile_counts(keys: Failing) -> None:

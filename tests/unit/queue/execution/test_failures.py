@@ -207,8 +207,7 @@ async def test_the_log_has_the_traceback_of_a_bug_and_no_outage(shop: Shop, capl
     await sent(shop, work("b", job="test.bug"), to="w2", wait=50)
     (record,) = caplog.records
     lines = record.getMessage().splitlines()
-    assert lines[0] == "w2: test.bug b: its step raised"
-    assert lines[1] == "    Traceback (most recent call last):"
+    assert (lines[0], lines[1]) == ("w2: test.bug b: its step raised", "    Traceback (most recent call last):")
     assert all(line.startswith("    ") for line in lines[1:]), "no line of it reads like one of the log's own"
 
 

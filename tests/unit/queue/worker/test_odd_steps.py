@@ -182,8 +182,7 @@ async def test_neighbours_of_a_step_that_cancels_tasks_go_back_and_succeed_as_an
     await asyncio.sleep(0.5)
     items = [await stored(shop, f"n{n}") for n in range(3)]
     counts = [(one.state, one.attempts, one.interruptions, one.crashes) for one in items]
-    assert counts == [(WorkState.RUNNING, 0, 1, 0)] * 3
-    assert len(worker.pools["cpu"].running) == 3
+    assert (counts, len(worker.pools["cpu"].running)) == ([(WorkState.RUNNING, 0, 1, 0)] * 3, 3)
     await asyncio.sleep(15)
     ends = {one.assignment_id: one.status for one in shop.results}
     assert ends == dict.fromkeys(("n0", "n1", "n2", "bad"), ResultStatus.SUCCESS)
