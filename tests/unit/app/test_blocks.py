@@ -1,7 +1,5 @@
 """The configuration's `blocks`: what it may say, and what the blocks get from it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

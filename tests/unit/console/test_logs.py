@@ -1,7 +1,5 @@
 """Log lines as programs and terminals get them: valid JSON, one line each, nothing hostile, nothing secret."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Pages in process: what an empty store shows, what an error says, and which command each action names."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -17,10 +15,8 @@ from msgspec.structs import replace
 from bench.operators import filled
 from reefknot.app.alert_watch import AlertsRecord, RecordedAlert
 from reefknot.console.cli.app import application
-from reefknot.console.dashboard import pages, views
+from reefknot.console.dashboard import live, pages, server, views
 from reefknot.console.dashboard.formats import cursor_words, places, words_of
-from reefknot.console.dashboard.live import ViewKey
-from reefknot.console.dashboard.server import build_app
 from reefknot.console.operations.alerts import active_alerts
 from reefknot.console.operations.job_filters import FILTERS, FORM
 from reefknot.errors import StoreUnavailableError
@@ -99,7 +95,7 @@ def answers(path: Path, *targets: str, token: str | None = None, config: str = C
     async def story() -> dict[str, Answered]:
         settings = load_settings(environ={}, cwd=path.parent)
         async with opened_site(path, settings) as site:
-            app = build_app(site)
+            app = server.build_app(site)
             return {one: await ask(app, "GET", one, [bearer(token) if token else bearer()]) for one in targets}
 
     return asyncio.run(story())
@@ -199,7 +195,7 @@ async def test_a_live_fragment_is_the_live_part_of_its_page(worked: Path) -> Non
             if view.is_live:
                 named = ("id", "held"), ("name", "nightly" if view.name == "schedule" else "notes")
                 asked = tuple(one for one in named if one[0] in view.parameters)
-                text, took = await renderer.fragment(ViewKey(view.name, "operator", asked))
+                text, took = await renderer.fragment(live.ViewKey(view.name, "operator", asked))
                 assert (text.count("data-live="), "<html" in text, 0 <= took < 5) == (1, False, True)
 
 
@@ -347,7 +343,7 @@ async def test_pages_of_fifty_thousand_events_answer_soon(tmp_path: Path) -> Non
     filters = ("/work?error=rare", "/work?tenant=tenant-rare", "/quarantine?reason=spent", "/audit?text=rare")
     targets = (*TARGETS, *filters, "/work/job-500", "/quarantine/job-9")
     async with opened_site(path) as site:
-        app = build_app(site)
+        app = server.build_app(site)
         for target in targets:
             began = time.monotonic()
             answered = await ask(app, "GET", target, [bearer()])
