@@ -1,6 +1,6 @@
 """Conformance suite of the quarantine."""
 
-from reefknot.queue.model.transitions import Requeue
+from reefknot.queue.model.transitions import Discard, Remove, Requeue
 from reefknot.queue.model.work import Budget, Quarantine, WorkDone, WorkFailed, WorkItem, WorkState
 from reefknot.queue.port.work_queue import EVERYTHING, Enqueued, QuarantineStats, Settlement, WorkClaim, WorkFilter
 from reefknot.runtime.clocks import VirtualClock
@@ -146,6 +146,8 @@ class QuarantineContract:
         rest = await store.quarantine.find(which, after="b")
         assert [item.id for item in page + rest] == ["a", "b", "c"]
         assert await store.quarantine.count(which) == {"t": 3}
+        other = WorkFilter(fingerprint=found[1].fingerprint)
+        assert [item.id for item in await store.quarantine.find(other, limit=1)] == ["d"]
         assert await store.quarantine.find(WorkFilter(fingerprint="0" * 12)) == []
         both = WorkFilter(ids=("c", "d"), fingerprint=found[0].fingerprint)
         assert await store.quarantine.discard(both, who="ann", reason="known") == ["c"]
@@ -238,6 +240,31 @@ class QuarantineContract:
             "cancelled",
             "failed",
         }
+
+    @story()
+    async def test_a_change_leaves_alone_what_is_not_meant_and_what_its_transition_does_not_take(
+        self, store: Store
+    ) -> None:
+        await quarantined(store, "a-aside")
+        await store.work.enqueue([WorkItem(name, "t") for name in ("b-failed", "c-open")])
+        claimed = {item.id: item for item in await store.work.claim(2, WorkClaim(owner="w"))}
+        failed = Settlement("b-failed", "w", claimed["b-failed"].fence, WorkFailed('"f"'))
+        assert await store.work.settle([failed]) == [True]
+        never = [event("never")]
+        assert await store.work.change(WorkFilter(ids=()), Requeue("ann"), events=never) == []
+        assert await store.work.change(WorkFilter(state=WorkState.FAILED), Discard("ann"), events=never) == []
+        assert await store.work.change(WorkFilter(state=WorkState.RUNNING), Requeue("ann"), events=never) == []
+        assert await store.work.change(WorkFilter(ids=("b-failed", "c-open")), Remove(), events=never) == []
+        assert await store.work.change(EVERYTHING, Requeue("ann"), dry_run=True) == ["a-aside", "b-failed"]
+        assert await store.work.change(EVERYTHING, Remove(), dry_run=True) == ["a-aside"]
+        assert await store.work.change(WorkFilter(kind="t"), Discard("ann")) == ["a-aside"]
+        states = {item.id: item.state for item in await store.work.by_id()}
+        assert list(states.items()) == [
+            ("a-aside", WorkState.DISCARDED),
+            ("b-failed", WorkState.FAILED),
+            ("c-open", WorkState.RUNNING),
+        ]
+        assert await event_types(store) == []
 
     @story()
     async def test_stats_count_by_kind_source_and_reason(self, store: Store) -> None:
