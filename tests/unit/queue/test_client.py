@@ -21,7 +21,7 @@ from reefknot.policy.settings import load_settings
 from reefknot.queue.client import Client, Handle
 from reefknot.queue.model.messages import ExecResult, ResultStatus
 from reefknot.queue.model.work import Interrupted
-from reefknot.queue.port.work_queue import QuarantineFilter, Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkFilter
 from reefknot.queue.router.service import Router
 from reefknot.stores.port import Store
 from tests.unit.queue.shops import served, stored
@@ -113,7 +113,7 @@ async def test_an_old_cancel_does_not_reach_what_a_person_wanted_again(shop: Sho
     await asyncio.sleep(1)
     await first.stop()
     shop.members.remove(first)
-    await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="ann")
+    await shop.store.quarantine.requeue(WorkFilter(ids=("a",)), who="ann")
     await shop.router()
     await asyncio.sleep(30)
     assert (await handle.result(30)).status is ResultStatus.ERROR

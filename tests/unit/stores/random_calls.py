@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from reefknot.audit.port import AuditEntry
 from reefknot.queue.model.submission import SubmissionRules
+from reefknot.queue.model.transitions import Discard, Remove, Requeue
 from reefknot.queue.model.work import (
     ENDED,
     ROUTER,
@@ -22,12 +23,13 @@ from reefknot.queue.model.work import (
     WorkState,
     is_unassigned,
 )
-from reefknot.queue.port.work_queue import ALL, Enqueue, Held, Settlement, WorkClaim
+from reefknot.queue.port.work_queue import Enqueue, Held, Settlement, WorkClaim, WorkFilter
 from reefknot.testing.conformance.harness import event
 
 RULES = SubmissionRules(size=12)
 CLASSES = ("io@w1", "io@w2", "cpu@w1")
 LEASE_S = 10.0
+ASIDE = WorkFilter(state=WorkState.QUARANTINED)
 STEPS = (
     *("enqueue", "enqueue", "assign", "assign", "claim", "claim", "settle", "settle", "settle", "enqueue_plain"),
     *("renew", "extend", "end_leases", "lease_runs_out", "cancel", "retry", "transfer", "recall", "purge"),
@@ -40,7 +42,7 @@ def told(item: WorkItem) -> list[AuditEntry]:
 
 
 class Call(NamedTuple):
-    """A call of a part of a store: its work, its leases or its quarantine."""
+    """A call of a part of a store: its work or its leases."""
 
     part: str
     name: str
@@ -132,7 +134,7 @@ class RandomCalls:
 
     def retry(self) -> Iterable[Call]:
         ended = sorted(one.id for one in self.some(*ENDED, WorkState.QUARANTINED))
-        yield Call("work", "retry", (ended,), {"who": "me"})
+        yield Call("work", "change", (WorkFilter(ids=tuple(ended)), Requeue("me")))
 
     def transfer(self) -> Iterable[Call]:
         return [Call("work", "transfer", (one.id, self.rng.choice(CLASSES))) for one in self.some(WorkState.PENDING)]
@@ -144,13 +146,13 @@ class RandomCalls:
         yield Call("work", "purge", (self._wall() - self.rng.choice([0, 4000, 20_000]),))
 
     def requeue(self) -> Iterable[Call]:
-        yield Call("quarantine", "requeue", (ALL,), {"who": "me"})
+        yield Call("work", "change", (ASIDE, Requeue("me")))
 
     def discard(self) -> Iterable[Call]:
-        yield Call("quarantine", "discard", (ALL,), {"who": "me"})
+        yield Call("work", "change", (ASIDE, Discard("me")))
 
     def purge_quarantine(self) -> Iterable[Call]:
-        yield Call("quarantine", "purge", (ALL,))
+        yield Call("work", "change", (ASIDE, Remove()))
 
     def time_passes(self) -> Iterable[Call]:
         self.passed = self.rng.choice([0.5, 2.0, 5.0])

@@ -9,7 +9,7 @@ import pytest
 from reefknot.console.operations import bulk
 from reefknot.ingest.jobs import IngestionJob
 from reefknot.queue.model.work import WorkItem
-from reefknot.stores.sqlite.quarantine import SqliteQuarantine
+from reefknot.queue.port.quarantine import QuarantineStore
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.running import Commands
 
@@ -107,13 +107,13 @@ def test_a_bulk_action_goes_in_pages_and_tells_every_id_of_a_dry_run_and_of_the_
 ) -> None:
     monkeypatch.setattr(bulk, "CHUNK", 2)
     asked: list[int] = []
-    find = SqliteQuarantine.find
+    find = QuarantineStore.find
 
-    async def counted(self: SqliteQuarantine, *given: Any, limit: int, **options: Any) -> list[WorkItem]:
+    async def counted(self: QuarantineStore, *given: Any, limit: int, **options: Any) -> list[WorkItem]:
         asked.append(limit)
         return await find(self, *given, limit=limit, **options)
 
-    monkeypatch.setattr(SqliteQuarantine, "find", counted)
+    monkeypatch.setattr(QuarantineStore, "find", counted)
     names = ["a", "b", "c", "d\u200be", "f"]
     for name in names[2:]:
         work_items.quarantined(store, name)

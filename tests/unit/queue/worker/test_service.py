@@ -11,7 +11,7 @@ from reefknot.errors import ParameterError
 from reefknot.queue.model.admission import OverloadStatus, Rules
 from reefknot.queue.model.messages import CANCEL, AckStatus, Cancel, ExecResult, ResultStatus, encode
 from reefknot.queue.model.work import WorkItem, WorkState
-from reefknot.queue.port.work_queue import QuarantineFilter
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.router.service import Router
 from reefknot.queue.worker import closing, service
 from tests.unit.queue.shops import ran, sent, stored, told
@@ -195,7 +195,7 @@ async def test_work_requeued_from_quarantine_is_found_without_anybody_sending_it
     await ran(shop, step, wait=1, quarantine_failed=True)
     assert shop.result("a").error_code == "PERMISSION_DENIED"
     step.outcomes = (OK,)
-    assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
+    assert await shop.store.quarantine.requeue(WorkFilter(ids=("a",)), who="me") == ["a"]
     await asyncio.sleep(3)
     assert [one.status.value for one in shop.results] == ["error", "success"]
     assert step.contexts[-1].idempotency_key == "a/1"
@@ -277,7 +277,7 @@ async def test_the_oldest_of_a_worker_has_waited_as_long_as_the_store_says(shop:
     """Since it was requeued, for a job that was in quarantine for an hour."""
     worker = await ran(shop, Step(DENIED), wait=3600, quarantine_failed=True)
     worker.pause()
-    assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
+    assert await shop.store.quarantine.requeue(WorkFilter(ids=("a",)), who="me") == ["a"]
     item = await stored(shop, "a")
     pool = worker.pools["cpu"]
     pool.put(pool.queued(item))
