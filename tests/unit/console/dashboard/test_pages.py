@@ -118,7 +118,7 @@ def test_the_page_of_work_asks_for_every_field_of_its_form_and_names_the_command
         assert re.search(
             rf'{FORM[name].label}<input name="{name}" type="text" value="{re.escape(example)}"', answered.text
         )
-        assert Shown(answered).commands[0] == f"reefknot job list --{name} {example}"
+        assert Shown(answered).commands[0] == f"reefknot job list --{name.replace('_', '-')} {example}"
 
 
 def test_what_if_answers_in_the_words_of_explain_with_what_ingestion_does(path: Path) -> None:
