@@ -52,7 +52,7 @@ OPEN = frozenset({"model", "port"})
 
 WIRE = "reefknot.stores.jetstream.wire"
 
-# Schemes of the table in `stores/port/engine.py`, and classes of the engines: tested for in `stores` only.
+# Schemes of the table in `stores/port/engines.py`, and classes of the engines: tested for in `stores` only.
 SCHEMES = frozenset({"sqlite", "nats", "tls", "memory"})
 _ENGINE_CLASS = re.compile(r"(Sqlite|JetStream|Memory)\w*(Store|Log|Queue|Transport|Engine)")
 

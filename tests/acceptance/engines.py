@@ -13,35 +13,13 @@ import os
 
 from tests.faults import points
 
-ON_NATS = frozenset(
-    {
-        "test_alerts",
-        "test_audit_trail",
-        "test_blocking_steps",
-        "test_cancelled_from_outside",
-        "test_crash_suspects",
-        "test_dashboard",
-        "test_job_retry",
-        "test_jupyter",
-        "test_latency",
-        "test_live_views",
-        "test_liveness",
-        "test_on_call",
-        "test_operators",
-        "test_quarantine_actions",
-        "test_reload",
-        "test_run_and_up",
-        "test_schedules",
-        "test_separate_processes",
-        "test_telemetry",
-        "test_sources",
-        "test_tenants",
-        "test_traces",
-        "test_unknown_types",
-        "test_waiting",
-        "test_web_frameworks",
-    }
+_STORIES = (
+    *("alerts", "audit_trail", "blocking_steps", "cancelled_from_outside", "crash_suspects", "dashboard", "job_retry"),
+    *("jupyter", "latency", "live_views", "liveness", "on_call", "operators", "quarantine_actions", "reload"),
+    *("run_and_up", "schedules", "separate_processes", "telemetry", "sources", "tenants", "traces", "unknown_types"),
+    *("waiting", "web_frameworks"),
 )
+ON_NATS = frozenset(f"test_{story}" for story in _STORIES)
 _FILE = "it reads, locks or changes the file"
 _SAME = "it does not open the store"
 SQLITE_ONLY = {
@@ -56,12 +34,9 @@ SQLITE_ONLY = {
     "test_a_store_that_is_locked_for_a_while_is_said_in_the_view_which_goes_on": _FILE,
     "test_an_end_whose_event_was_damaged_is_shown_as_unreadable": _FILE,
     "test_what_this_user_may_not_do_is_77": _FILE,
-    "test_an_exported_log_that_does_not_exist_is_66": _SAME,
     "test_a_full_disk_is_told": _FILE,
     "test_a_store_that_another_process_keeps_locked_is_75": _FILE,
-    "test_seconds_that_cannot_be_are_a_usage_error": _SAME,
     "test_for_programs_a_script_is_a_field_and_for_an_unknown_shell_there_is_none": _SAME,
-    "test_an_unknown_level_or_form_is_refused_with_what_is_accepted": _SAME,
     "test_every_format_can_be_added_to": "it lists sources before there is a store, which on a server is refused",
     "test_a_mistake_says_what_is_accepted_and_leaves_the_file_alone": _SAME,
     "test_a_source_is_added_and_everything_else_of_the_file_stays_byte_for_byte": _SAME,

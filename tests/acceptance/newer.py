@@ -12,7 +12,7 @@ import sys
 
 from reefknot.console.cli import main
 from reefknot.ingest import documents
-from reefknot.stores.sqlite import connection, files, store
+from reefknot.stores.sqlite import connection, examination, store
 
 MADE_UP = "CREATE TABLE made_up (one INTEGER PRIMARY KEY) STRICT;"
 
@@ -22,7 +22,7 @@ def become_newer() -> None:
         module.MIGRATIONS = (*module.MIGRATIONS, MADE_UP)  # type: ignore[attr-defined]
         module.VERSION = len(module.MIGRATIONS)  # type: ignore[attr-defined]
         module.READABLE_FROM = module.VERSION - bool(os.environ.get("READS_OLDER"))  # type: ignore[attr-defined]
-    for module in (files, store):
+    for module in (examination, store):
         module.VERSION = connection.VERSION  # type: ignore[attr-defined]
     if os.environ.get("LOOKS_MIGRATE"):
         connection.is_older = lambda path, **_: False

@@ -160,9 +160,7 @@ def run_one_by_one(folder: Folder, work: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("is_baseline", [False, True])
-def test_with_uuids_for_all_ids_and_the_tenant_the_record_of_a_success_is_small_as_events_and_as_exported_lines(
-    folder: Folder, is_baseline: bool
-) -> None:
+def test_with_uuids_the_record_of_a_success_is_small_as_exported_too(folder: Folder, is_baseline: bool) -> None:
     if is_baseline:
         (folder.path / "reefknot.yaml").unlink()
     run_one_by_one(folder, uuids(10, str(uuid4())))
@@ -215,9 +213,7 @@ def test_every_event_of_an_assignment_is_found_by_its_tenant_its_correlation_and
         assert routed["worker_id"] == "worker-1"
 
 
-def test_the_events_go_in_the_four_write_transactions_that_there_are_anyway(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_go_in_the_four_write_transactions_of_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "naps.py").write_text(
         "import reefknot as rk\n\n@rk.block('own.empty')\nasync def empty(inputs, context):\n    return {}\n"
     )

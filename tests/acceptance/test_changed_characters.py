@@ -11,7 +11,6 @@ import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import apsw
@@ -30,14 +29,9 @@ CHARACTERS = 'abcxyz0189{}[]":,\\ \t~éß☃\x00'
 @pytest.fixture
 def recorded(folder: Folder) -> Folder:
     """A folder in which some jobs of two tenants have succeeded and some have failed, its log exported."""
-    jobs = [
-        {
-            "assignment_id": f"job-{number}",
-            "tenant_id": ["acme", "zeta", None][number % 3],
-            "job": {"type": "fs.blob_get", "payload": {"path": "a.txt" if number % 4 else "none.txt"}},
-        }
-        for number in range(JOBS)
-    ]
+    steps = [{"type": "fs.blob_get", "payload": {"path": name}} for name in ("none.txt", *["a.txt"] * 3)]
+    tenants = ("acme", "zeta", None)
+    jobs = [{"assignment_id": f"job-{n}", "tenant_id": tenants[n % 3], "job": steps[n % 4]} for n in range(JOBS)]
     folder.write_lines("work.jsonl", *jobs)
     assert folder("run", "work.jsonl").code == 1, "some fail"
     assert folder("audit", "export", "log.jsonl").code == 0
@@ -45,13 +39,9 @@ def recorded(folder: Folder) -> Folder:
     return folder
 
 
-def store_of(folder: Folder) -> Path:
-    return folder.path / ".reefknot" / "state.db"
-
-
 @contextmanager
 def rows_of(folder: Folder) -> Iterator[apsw.Connection]:
-    connection = apsw.Connection(str(store_of(folder)))
+    connection = apsw.Connection(str(folder.store))
     connection.execute("PRAGMA synchronous = OFF")
     try:
         yield connection
@@ -66,24 +56,17 @@ def edited(text: str, dice: random.Random) -> str:
 
 def edit_row(connection: apsw.Connection, sequence: int, dice: random.Random) -> tuple[str, str]:
     """Change one character of an event; the column, and what it held."""
-    row: Any
-    while True:
+    row: Any = None
+    while not row:
         column = dice.choice(COLUMNS)
         row = connection.execute(f"SELECT {column} FROM audit WHERE sequence = ?", (sequence,)).get
-        if row:
-            break
     connection.execute(f"UPDATE audit SET {column} = ? WHERE sequence = ?", (edited(row, dice), sequence))
     return column, row
 
 
 def named(out: str) -> set[int]:
     """The events in an answer. One whose number was changed is named by the number that was expected in its place."""
-    return {
-        int(one)
-        for found in re.findall(r"^event (\d+):|expected number (\d+)", out, re.MULTILINE)
-        for one in found
-        if one
-    }
+    return {int(a or b) for a, b in re.findall(r"^event (\d+):|expected number (\d+)", out, re.MULTILINE)}
 
 
 VERIFYING = (("audit", "verify"), ("audit", "verify", "--head", "kept.json"), ("store", "check"))
@@ -147,9 +130,7 @@ def test_an_export_with_a_hundred_and_twenty_changed_lines_names_them_all(record
         assert sorted(set(changed) - named(done.out)) == [], words
 
 
-def test_the_control_a_verification_that_reads_every_end_as_json_stops_at_the_first(
-    recorded: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_reading_every_end_stops_at_the_first(recorded: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it did before: the database refused the statement, and nothing was listed."""
     trusting = audit._RESULTS.replace("CASE WHEN json_valid(body) THEN ", "(").replace(" ELSE true END", ")")
     assert trusting != audit._RESULTS

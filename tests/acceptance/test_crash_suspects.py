@@ -241,9 +241,8 @@ def test_a_second_signal_gives_running_steps_back_however_often(folder: Folder) 
 
 def test_a_second_signal_is_heard_while_a_step_blocks_the_event_loop(folder: Folder) -> None:
     stop_twice(holding(folder, "awaits", "blocks"), signal.SIGINT, is_blocked=True)
-    for name in ("awaits", "blocks"):
-        shown = folder.job(name)
-        assert (shown["state"], shown["interruptions"], shown["crashes"]) == ("pending", 1, 0)
+    shown = [folder.job(name) for name in ("awaits", "blocks")]
+    assert [(one["state"], one["interruptions"], one["crashes"]) for one in shown] == [("pending", 1, 0)] * 2
 
 
 def test_a_second_signal_never_waits_for_a_store_that_is_locked(folder: Folder) -> None:

@@ -71,9 +71,7 @@ def started(folder: Folder, *words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("words", [("up",), ("dashboard", "--port", "0")], ids=["up", "dashboard"])
-def test_the_token_of_a_service_is_in_no_log_but_in_a_private_file_that_ends_with_it(
-    folder: Folder, words: tuple[str, ...]
-) -> None:
+def test_the_token_of_a_service_is_in_no_log_but_in_a_private_file(folder: Folder, words: tuple[str, ...]) -> None:
     """stderr is a pipe here, as that of a unit of systemd is its journal."""
     folder.wait("one")
     process = started(folder, *words)

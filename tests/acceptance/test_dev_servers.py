@@ -72,9 +72,7 @@ def _own_temporary_folder(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
-def test_a_server_takes_messages_until_a_signal_and_leaves_nothing(
-    folder: Folder, ending: signal.Signals, code: int
-) -> None:
+def test_a_server_takes_messages_until_a_signal(folder: Folder, ending: signal.Signals, code: int) -> None:
     process, url, servers = started(folder, "nats")
     assert (publish(url), len(servers)) == (1, 1)
     ended, out, err = folder.stop(process, ending)

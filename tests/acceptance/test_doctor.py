@@ -140,9 +140,7 @@ def test_a_store_on_nats_that_is_well_and_a_server_that_syncs_always(
     assert "not known from here" in findings(person, *always)["sync"]["text"]
 
 
-def test_streams_that_are_not_there_are_a_warning_and_are_not_made_and_a_changed_one_is_a_problem(
-    person: Person, url: str
-) -> None:
+def test_missing_streams_are_a_warning_and_not_made_and_a_changed_one_is_a_problem(person: Person, url: str) -> None:
     for _ in range(2):
         found = findings(person, "--engine", url)["stream"]
         assert (found["level"], "there is no stream" in found["text"]) == ("warning", True)
@@ -188,7 +186,7 @@ def crashed_store(person: Person) -> Path:
     holder = None
     try:
         for name in ("one", "two", "three"):
-            person.done(*LATER, "--id", name, "--engine", "sqlite:a.db")
+            person.done(*LATER, "--id", name, *SQLITE)
             if holder is None:
                 holder = apsw.Connection(str(person.folder / "a.db"))
                 holder.execute("SELECT count(*) FROM sqlite_schema").fetchall()  # whoever leaves next keeps the log
@@ -288,19 +286,15 @@ def test_the_configuration_its_secrets_and_its_dashboard_are_findings_too(person
     assert found["config"]["text"].endswith("reefknot.yaml, no warnings")
     assert found["dashboard"]["text"] == "on 127.0.0.1, for this host alone"
     ended = person("doctor")
-    assert (
-        "warning  secrets     secrets.api (env:NO_SUCH_VARIABLE): there is no such environment variable; set"
-        in ended.stdout
-    )
+    told = "warning  secrets     secrets.api (env:NO_SUCH_VARIABLE): there is no such environment variable; set"
+    assert told in ended.stdout
     assert "2 warnings" in ended.stderr, "the job waits, too"
     assert ended.returncode == FINE
 
 
 def test_the_file_of_a_secret_is_named_when_others_can_read_it_or_it_is_none(person: Person) -> None:
-    secrets = (
-        "dashboard: {operator_token: 'file:open.txt', reader_token: 'file:pipe'}\nnats: {credentials: ours.creds, "
-    )
-    person.configure(secrets + "tls_key: pipe}\n")
+    tokens = "dashboard: {operator_token: 'file:open.txt', reader_token: 'file:pipe'}"
+    person.configure(f"{tokens}\nnats: {{credentials: ours.creds, tls_key: pipe}}\n")
     for name in ("open.txt", "ours.creds"):
         (person.folder / name).write_text("xyzzy-the-password")
         (person.folder / name).chmod(0o644)

@@ -52,9 +52,7 @@ def test_a_search_with_hundreds_of_prefixes_is_refused_at_once_with_what_is_acce
     assert (done.code, "at most 32 words, phrases and fields; these are 300" in done.err) == (2, True)
 
 
-def test_a_source_is_tested_with_a_note_on_the_texts_that_are_read(
-    notes: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_is_tested_with_a_note_on_the_texts_read(notes: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_extraction, "PACKAGES", ("no_such_package",))
     assert "pip install '.[text]' in a checkout" in notes("source", "test", "notes").out
 
@@ -118,9 +116,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("program", [PRODUCT, ("-c", BACKWARDS)], ids=["follows", "control"])
-def test_a_consumer_that_follows_gets_every_change_of_several_processes_once_and_in_order(
-    notes: Folder, program: tuple[str, ...]
-) -> None:
+def test_a_follower_gets_all_changes_of_several_processes_in_order(notes: Folder, program: tuple[str, ...]) -> None:
     """The control: a feed that begins with the newest change."""
     follower = notes.start("source", "changes", "--follow", "--json", program=program)
     with nullcontext() if program == PRODUCT else pytest.raises(AssertionError):  # lines are missing, or out of order
@@ -163,16 +159,10 @@ def answers(folder: Folder, *targets: str) -> list[Answered]:
 
 def test_searches_and_changes_over_the_http_api_and_on_the_page(notes: Folder) -> None:
     api = "/api/v1/documents"
-    hits, wrong, many, feed, lost, page, bad = answers(
-        notes,
-        f"{api}/search?words=joins%20tag:boat",
-        f"{api}/search?words=tga:boat",
-        f"{api}/search?words={'a*+' * 300}",
-        f"{api}/changes?limit=1",
-        f"{api}/changes?after=1",
-        "/documents?words=tag:boat",
-        "/documents?words=tga:boat",
-    )
+    searches = [f"{api}/search?words={words}" for words in ("joins%20tag:boat", "tga:boat", "a*+" * 300)]
+    feeds = [f"{api}/changes?limit=1", f"{api}/changes?after=1"]
+    pages = ["/documents?words=tag:boat", "/documents?words=tga:boat"]
+    hits, wrong, many, feed, lost, page, bad = answers(notes, *searches, *feeds, *pages)
     assert [hit["location"] for hit in hits.json["hits"]] == ["knot.md"]
     assert (wrong.status, "did you mean 'tag'?" in wrong.text) == (400, True)
     assert (many.status, "at most 32" in many.text) == (400, True)
@@ -180,9 +170,8 @@ def test_searches_and_changes_over_the_http_api_and_on_the_page(notes: Folder) -
     assert (page.status, "knot.md" in page.text) == (200, True)
     assert (bad.status, "did you mean" in bad.text) == (400, True)
     (first,) = feed.json["changes"]
-    (rest, end) = answers(
-        notes, f"{api}/changes?after={feed.json['next']}&text=false", f"{api}/changes?after={first['sequence']}"
-    )
+    later = (f"{feed.json['next']}&text=false", first["sequence"])
+    rest, end = answers(notes, *(f"{api}/changes?after={after}" for after in later))
     assert [(one["change"], one["location"], one["text"]) for one in rest.json["changes"]] == [("kept", "knot.md", "")]
     assert [one["location"] for one in end.json["changes"]] == ["knot.md"]
 
@@ -190,9 +179,8 @@ def test_searches_and_changes_over_the_http_api_and_on_the_page(notes: Folder) -
 def test_a_system_that_syncs_is_followed(notes: Folder) -> None:
     """What `reefknot up` keeps arrives at a consumer that waits for it."""
     config = notes.path / "reefknot.yaml"
-    config.write_text(
-        config.read_text().replace("connector: obsidian_vault", "connector: obsidian_vault\n    every: 1s")
-    )
+    connector = "connector: obsidian_vault"
+    config.write_text(config.read_text().replace(connector, f"{connector}\n    every: 1s"))
     follower = notes.start("source", "changes", "--follow", "--json")
     up = notes.up()
     (notes.path / "notes" / "new.md").write_text("new\n")

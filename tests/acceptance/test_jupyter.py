@@ -146,9 +146,7 @@ def serve(folder: Folder, guide: Guide) -> None:
     folder.part("worker", "--module", Path(guide.steps.file).stem)
 
 
-def test_every_cell_of_the_guide_runs_and_shows_what_the_guide_shows(
-    folder: Folder, guide: Guide, notebook: Notebook
-) -> None:
+def test_every_cell_of_the_guide_runs_and_shows_the_same(folder: Folder, guide: Guide, notebook: Notebook) -> None:
     serve(folder, guide)
 
     for cell, lines in guide.cells:

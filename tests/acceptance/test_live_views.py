@@ -58,9 +58,7 @@ def test_a_terminal_without_a_size_is_taken_for_80_columns(folder: Folder, opene
         assert "internal error" not in view.text
 
 
-def test_top_shows_queues_workers_rates_and_the_last_ends_in_any_width_and_follows_them(
-    folder: Folder, opened: Opens
-) -> None:
+def test_top_shows_queues_workers_rates_and_last_ends_in_any_width_and_follows(folder: Folder, opened: Opens) -> None:
     worked(folder)
     for columns in (60, 80, 120):
         top = opened("top", "--every", "0.2", columns=columns)
@@ -162,9 +160,7 @@ def test_through_a_pipe_top_prints_one_view_without_escapes_and_for_programs_one
     assert view["ended_per_s"] in (0.0, 0.1), "one within the last ten seconds"
 
 
-def test_once_prints_one_view_on_a_terminal_too_and_an_error_before_the_first_view_is_the_commands_own(
-    folder: Folder, opened: Opens
-) -> None:
+def test_once_prints_one_view_on_a_terminal_too_and_an_early_error_is_its_own(folder: Folder, opened: Opens) -> None:
     folder.nap("one", 0)
     top = opened("top", "--once")
     assert top.ends() == 0
@@ -204,12 +200,6 @@ def test_an_end_whose_event_was_damaged_is_shown_as_unreadable(folder: Folder) -
         code, out, err = folder.ends(folder.start("top", "--once"))
         assert (code, err, "unreadable" in out) == (0, "", True)
     connection.close()
-
-
-def test_seconds_that_cannot_be_are_a_usage_error(folder: Folder) -> None:
-    for seconds in ("0", "0.01", "-1", "1e9", "nan", "often"):
-        assert folder("job", "list", "--watch", seconds).code == 2, seconds
-        assert folder("top", "--every", seconds).code == 2, seconds
 
 
 # ---- completion and version ------------------------------------------------------------------------------------------

@@ -96,9 +96,7 @@ def test_an_export_into_a_pipe_that_is_not_read_lets_the_log_begin_again(folder:
     [("audit", "verify"), ("audit", "replay"), ("store", "check"), ("job", "list"), ("quarantine", "list")],
     ids=" ".join,
 )
-def test_commands_that_read_everything_let_the_log_begin_again(
-    folder: Folder, store: Path, words: tuple[str, ...]
-) -> None:
+def test_commands_that_read_everything_let_the_log_restart(folder: Folder, store: Path, words: tuple[str, ...]) -> None:
     looking = folder.start(*words)
     with writing(store) as writer:
         writer.write_all(lambda: looking.poll() is not None)

@@ -53,9 +53,7 @@ def in_quarantine(folder: Folder) -> list[str]:
     return [one["id"] for one in folder.json("quarantine", "list")["items"]]
 
 
-def test_a_message_at_which_the_server_hangs_up_ends_in_quarantine_and_all_others_are_kept(
-    mail: Folder, mailbox: Mailbox
-) -> None:
+def test_a_message_at_which_the_server_hangs_up_is_quarantined_alone(mail: Folder, mailbox: Mailbox) -> None:
     assert len(synced(mail, MESSAGES - 1)) == 3, "the third hang-up is the last"
     runs = 0
     while not (left := in_quarantine(mail)):  # its retry is due a second later
@@ -73,9 +71,7 @@ def test_a_message_at_which_the_server_hangs_up_ends_in_quarantine_and_all_other
     assert in_quarantine(mail) == []
 
 
-def test_hang_ups_that_are_not_counted_in_the_cursor_stop_the_mailbox_for_ever(
-    mail: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hang_ups_not_counted_in_the_cursor_stop_the_mailbox(mail: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: each attempt begins without a suspicion, as one does that keeps them in its connector."""
     decoded = imap_mailbox._decoded
 

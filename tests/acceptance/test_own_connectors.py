@@ -117,9 +117,7 @@ def test_a_test_of_a_folder_names_what_this_user_may_not_read(folder: Folder) ->
 @pytest.mark.parametrize(
     ("connector", "found"), [("local_files", "1 file"), ("obsidian_vault", "0 notes, 1 attachment")]
 )
-def test_a_test_of_a_folder_opens_every_file_and_fails_when_none_can_be_read(
-    folder: Folder, connector: str, found: str
-) -> None:
+def test_a_test_opens_every_file_and_fails_when_none_can_be_read(folder: Folder, connector: str, found: str) -> None:
     files = [*(folder.path / "files").iterdir(), *(folder.path / "files" / f"{one}.txt" for one in "wxyz")]
     for one in files[1:]:
         one.write_text("ahoy")

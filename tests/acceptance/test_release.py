@@ -121,9 +121,7 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def test_the_command_of_the_unit_runs_and_ends_in_order_at_sigterm(
-    started: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_the_command_of_the_unit_runs_and_ends_at_sigterm(started: subprocess.Popen[str], tmp_path: Path) -> None:
     output = tmp_path / "output"
     until(lambda: "log in with" in output.read_text() or started.poll() is not None)
     assert started.poll() is None, output.read_text()

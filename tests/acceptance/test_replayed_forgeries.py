@@ -59,16 +59,15 @@ async def deadly(inputs, context):
 """
 STEPS = ("own.flaky", "own.down", "own.bad", "own.slow")
 ENVELOPE = {"timestamp", "event_id", "tenant_id", "correlation_id", "trace_id", "work_id", "event_type", "operation"}
-FACTS = {
+_RETRY = {"additional_context", "retry_category"}
+FACTS: dict[str, set[str]] = {
     "submitted": {"actor", "host", "process"},
     "routing": {"inputs"},
     "admission": {"inputs", "worker_id"},
     "completed": {"duration_ms", "worker_id", "result_hash", "attempt_seconds"},
     "timeout_occurred": {"timeout_seconds", "whole", "additional_context", "retry_category"},
-    "retry_attempt": {"additional_context", "retry_category", "attempt_seconds"},
-    "retry_exhausted": {"additional_context", "retry_category", "attempt_seconds"},
-    "retry_refused": {"additional_context", "retry_category", "attempt_seconds"},
-    "retry_recovered": {"additional_context", "retry_category"},
+    **dict.fromkeys(("retry_attempt", "retry_exhausted", "retry_refused"), _RETRY | {"attempt_seconds"}),
+    "retry_recovered": _RETRY,
     "quarantined": set(),
     "requeued": {"reason", "generation", "attempt_seconds"},
     "operator_action": {"actor", "os_user", "host", "process", "action", "subject", "details"},
@@ -86,12 +85,9 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
 
 def lines(folder: Folder, name: str, *steps: str) -> str:
     """A file of assignments, each with its type as its id; a slow one may take a tenth of a second."""
-    work = [
-        {"assignment_id": step, "job": {"type": step}, "options": {"attempt_timeout_ms": 500, "timeout_ms": 20_000}}
-        for step in steps
-    ]
+    options = {"attempt_timeout_ms": 500, "timeout_ms": 20_000}
     folder.write("steps.py", MODULE)
-    (folder.path / name).write_text("".join(json.dumps(one) + "\n" for one in work))
+    folder.write_lines(name, *({"assignment_id": one, "job": {"type": one}, "options": options} for one in steps))
     return name
 
 
@@ -116,9 +112,8 @@ def forged_values(name: str, value: Any) -> list[Any]:
     if name == "overload_status":
         return [one for one in ("healthy", "degraded", "overloaded", "critical") if one != value]
     if name == "reason":
-        return [
-            one for one in ("not_retryable", "attempts_spent", "its owner vanished 2 times", "probe") if one != value
-        ]
+        reasons = ("not_retryable", "attempts_spent", "its owner vanished 2 times", "probe")
+        return [one for one in reasons if one != value]
     if isinstance(value, bool) or value is None:
         return []
     if isinstance(value, int | float):
@@ -188,10 +183,8 @@ def the_command_line_notices(folder: Folder) -> None:
     (folder.path / "log.jsonl.head.json").unlink()
     assert folder("audit", "verify", "log.jsonl").code == 0
     done = folder("audit", "replay", "log.jsonl")
-    assert (done.code, "recorded: reason 'attempts_spent'; decided now: reason 'not_retryable'" in done.out) == (
-        65,
-        True,
-    )
+    told = "recorded: reason 'attempts_spent'; decided now: reason 'not_retryable'"
+    assert (done.code, told in done.out) == (65, True)
 
 
 def test_a_forged_end_is_noticed_by_its_stored_result(folder: Folder) -> None:

@@ -99,9 +99,7 @@ def test_a_run_that_is_interrupted_ends_with_130_and_goes_on_where_it_was(folder
 
 
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_submission_that_is_ended_while_it_waits_for_room_prints_the_ids_that_were_accepted(
-    folder: Folder, ending: signal.Signals, code: int
-) -> None:
+def test_a_submission_that_is_ended_prints_accepted_ids(folder: Folder, ending: signal.Signals, code: int) -> None:
     folder.configure("router: {max_queue_size: 2}\n")
     line = {"job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
     folder.write("work.jsonl", f"{json.dumps(line)}\n" * 5)

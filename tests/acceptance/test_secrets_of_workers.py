@@ -76,16 +76,8 @@ class Leaky(Step):
 async def everything(shop: Shop, records: list[logging.LogRecord]) -> dict[str, str]:
     """All the work with all the secrets, and what each sink of a worker has got of it."""
     settings = default_settings(quarantine_failed=True, concurrency={"cpu": 200})
-    worker = Worker(
-        "w1",
-        settings=settings,
-        store=shop.store,
-        transport=shop.transport,
-        blocks={"test.step": Leaky()},
-        clock=shop.clock,
-        secrets=SECRETS,
-        seed=1,
-    )
+    parts: dict[str, Any] = {"store": shop.store, "transport": shop.transport, "clock": shop.clock}
+    worker = Worker("w1", settings=settings, blocks={"test.step": Leaky()}, secrets=SECRETS, seed=1, **parts)
     shop.members.append(worker)
     await worker.start()
     sent = shop.heard(ACK, RESULT)
@@ -94,11 +86,8 @@ async def everything(shop: Shop, records: list[logging.LogRecord]) -> dict[str, 
             await shop.send(work(f"{how}-{number}", {"plant": number, "how": how}, retry_count=1))
         await shop.transport.publish(CANCEL, encode(Cancel(f"waits-{number}", plant.message)))
         await asyncio.sleep(5)
-    items = []
-    for state in WorkState:
-        items += [
-            msgspec.structs.replace(one, payload=b"") for one in await shop.store.work.find(state=state, limit=500)
-        ]
+    found = [one for state in WorkState for one in await shop.store.work.find(state=state, limit=500)]
+    items = [msgspec.structs.replace(one, payload=b"") for one in found]
     assert len(items) == 150
     aside = [one for one in items if one.state is WorkState.QUARANTINED]
     assert len(aside) == 100
@@ -125,12 +114,8 @@ def held_by(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
 
 
 def leaked(held: dict[str, str]) -> set[tuple[str, str]]:
-    return {
-        (sink, plant.secret)
-        for sink, text in held.items()
-        for plant in PLANTED
-        if any(form in text.encode() for form in plant.forms)
-    }
+    pairs = ((sink, plant) for sink in held for plant in PLANTED)
+    return {(sink, plant.secret) for sink, plant in pairs if any(form in held[sink].encode() for form in plant.forms)}
 
 
 def test_none_of_fifty_secrets_reaches_anything_that_a_worker_makes(caplog: pytest.LogCaptureFixture) -> None:
@@ -141,9 +126,7 @@ def test_none_of_fifty_secrets_reaches_anything_that_a_worker_makes(caplog: pyte
     assert [sink for sink, text in held.items() if "[redacted]" not in text] == ["status"], "the others had them"
 
 
-def test_without_redaction_the_same_search_finds_them(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_redaction_it_finds_them(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control. The log is bounded, and a status tells nothing of any work, whatever is redacted."""
     monkeypatch.setattr("reefknot.core.failure.redact", lambda text: text, raising=False)
     without_redaction(monkeypatch)

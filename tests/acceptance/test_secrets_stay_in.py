@@ -283,9 +283,7 @@ def test_without_redaction_the_same_search_finds_them_in_every_sink(
         assert missed == [], sink
 
 
-def test_a_recorded_result_is_kept_as_it_was_given_and_told_by_nobody(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recorded_result_is_kept_as_it_was_and_never_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The store of the keys holds the caller's data; its events, and what commands show of it, do not."""
     plant = Plant("Canary-result-55", configured=True, key="k", result={"note": "Canary-result-55"})
     path = tmp_path / "state.db"
@@ -305,9 +303,7 @@ def test_a_recorded_result_is_kept_as_it_was_given_and_told_by_nobody(
 
 
 @pytest.mark.parametrize("redacting", [True, False])
-def test_what_is_recorded_of_a_failure_under_a_guard_holds_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redacting: bool
-) -> None:
+def test_a_recorded_failure_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redacting: bool) -> None:
     """A failure is told to whoever asks for the key, unlike a result; the control does not redact."""
     canary = "Canary-guarded-56"
     if not redacting:
@@ -414,6 +410,5 @@ def test_a_system_that_is_up_keeps_secrets_out_of_refusals_and_cancel_reasons(
 
     assert told.count(b'"action":"cancel"') == 2
     assert b'"reason":"queue_full"' in told
-    assert [ROUTED.encode() in text for text in (told, (out + err).encode())] == [not redacting] * 2, (
-        "tenants are shown"
-    )
+    found = [ROUTED.encode() in text for text in (told, (out + err).encode())]
+    assert found == [not redacting] * 2, "tenants are shown"

@@ -132,9 +132,7 @@ def test_9_2_5_the_order_is_the_documents_example() -> None:
         ("spec1-2.2-structure.json", {"WORKER_RETRIES_V2_ENABLED": "true"}, True),
     ],
 )
-def test_9_3_1_to_9_3_3_the_flag_chooses_between_the_baseline_and_v2(
-    sample: str, environ: dict[str, str], v2: bool
-) -> None:
+def test_9_3_1_to_9_3_3_the_flag_chooses_the_baseline_or_v2(sample: str, environ: dict[str, str], v2: bool) -> None:
     """A failure that no other try would help: once in v2; in the baseline four times, 100, 200 and 300 ms apart."""
     retries = check(configured(sample, environ=environ), failed(ErrorCode.permission_denied), 1 if v2 else 4)
 

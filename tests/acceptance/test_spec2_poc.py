@@ -67,15 +67,8 @@ class Bench:
         with rk.testing.virtual_time() as clock:
             outcome = retrier.run(Work(StepError(failing), times=fails))
         result = Result([round(wait * 1000) for wait in clock.waits], outcome.attempts - 1, outcome.ok)
-        run = {
-            "flag": "on" if enabled else "off",
-            "error": failing.name,
-            "fails": fails,
-            "waits_ms": result.waits_ms,
-            "executions": outcome.attempts,
-            "ok": result.ok,
-        }
-        self._note("run", json.dumps(run))
+        run = {"flag": "on" if enabled else "off", "error": failing.name, "fails": fails, "waits_ms": result.waits_ms}
+        self._note("run", json.dumps(run | {"executions": outcome.attempts, "ok": result.ok}))
         return result
 
 

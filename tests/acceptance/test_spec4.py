@@ -299,21 +299,11 @@ def test_the_matrix_has_seventeen_rows_and_no_category_is_without_one() -> None:
 @pytest.mark.parametrize("spelling", ["NATS_PUBLISH", "RETRY_NATS_PUBLISH", "nats.publish", "retry_nats_publish"])
 def test_a_row_is_configured_under_any_spelling_in_the_documents_own_words(spelling: str) -> None:
     """The document's example of a custom policy, as a file."""
-    book = rk.PolicyBook.loads(
-        f"""
-operations:
-  {spelling}:
-    max_attempts: 5
-    base_delay: 2.0
-    max_delay: 60.0
-    backoff_multiplier: 1.5
-    jitter_enabled: true
-    jitter_factor: 0.2
-    retryable_exceptions: [TimeoutError, ConnectionError]
-    non_retryable_exceptions: [ValueError, TypeError, KeyError]
-"""
-    )
-    policy = book.resolve("operation:NATS_PUBLISH")
+    waits = "max_attempts: 5, base_delay: 2.0, max_delay: 60.0, backoff_multiplier: 1.5"
+    jitter = "jitter_enabled: true, jitter_factor: 0.2"
+    lists = "[TimeoutError, ConnectionError], non_retryable_exceptions: [ValueError, TypeError, KeyError]"
+    text = f"operations: {{{spelling}: {{{waits}, {jitter}, retryable_exceptions: {lists}}}}}"
+    policy = rk.PolicyBook.loads(text).resolve("operation:NATS_PUBLISH")
 
     assert (policy.max_attempts, policy.base_delay, policy.max_delay, policy.multiplier) == (5, 2.0, 60.0, 1.5)
     assert (policy.jitter.value, policy.jitter_factor, policy.attempt_timeout) == ("proportional", 0.2, 5.0)

@@ -109,10 +109,7 @@ async def test_8_2_4_a_router_of_the_old_kind_reads_the_old_fields_and_ignores_t
 
 async def test_8_3_1_reject_new(shop: Shop) -> None:
     await flooded(shop, configured("spec5-7.1-minimal.json"), 1003)
-    assert [one.message for one in shop.acks[-4:]] == [
-        "Assignment queued",
-        *["Queue full, rejecting assignment"] * 3,
-    ]
+    assert [one.message for one in shop.acks[-4:]] == ["Assignment queued", *["Queue full, rejecting assignment"] * 3]
 
 
 async def test_8_3_2_drop_oldest(shop: Shop) -> None:

@@ -26,28 +26,23 @@ from reefknot.console.cli.audit_files import exported
 from reefknot.stores.opening import open_store
 from tests.acceptance.folder import rehash
 
+Original = tuple[Path, list[bytes], Head]
 EVENTS = 60
 EACH = 500
 
 
 def entries() -> list[AuditEntry]:
+    fixed: dict[str, Any] = {"timestamp": "2026-01-25T21:15:00.000Z", "action": "forget"}
     events = [
-        OperatorAction(
-            timestamp="2026-01-25T21:15:00.000Z",
-            actor=f"actor {number}",
-            action="forget",
-            subject=f"key {number}",
-            correlation_id=f"c{number % 7}",
-            work_id=f"w{number}",
-        )
-        for number in range(EVENTS)
+        OperatorAction(actor=f"actor {n}", subject=f"key {n}", correlation_id=f"c{n % 7}", work_id=f"w{n}", **fixed)
+        for n in range(EVENTS)
     ]
     at = timestamp_ms(events[0].timestamp) or 0
     return [AuditEntry(encode(one), one.event_type, at, one.correlation_id, None, one.work_id) for one in events]
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes], Head]:
+def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
     """A store, its exported lines, and the head that was exported with them."""
     path = tmp_path_factory.mktemp("record") / "state.db"
 
@@ -163,22 +158,14 @@ def _chain(lines: Lines) -> str:
     return opening.chain
 
 
-HANDS: list[Callable[[Lines, random.Random], Lines]] = [
-    edit_a_byte,
-    edit_a_word,
-    delete_some,
-    swap_two,
-    swap_two_events,
-    insert_a_copy,
-    insert_a_forged_event,
-    cut_off,
-    cut_off_in_a_line,
-    rewrite_and_chain_anew,
-    drop_and_chain_anew,
+Hand = Callable[[Lines, random.Random], Lines]
+HANDS: list[Hand] = [
+    *(edit_a_byte, edit_a_word, delete_some, swap_two, swap_two_events, insert_a_copy, insert_a_forged_event),
+    *(cut_off, cut_off_in_a_line, rewrite_and_chain_anew, drop_and_chain_anew),
 ]
 
 
-def test_every_tampering_with_an_exported_file_is_found(original: tuple[Path, list[bytes], Head]) -> None:
+def test_every_tampering_with_an_exported_file_is_found(original: Original) -> None:
     _, lines, head = original
     assert verify_lines(lines, head) == verify_lines(lines) == [], "the control: untouched, it verifies"
     missed = []
@@ -192,9 +179,7 @@ def test_every_tampering_with_an_exported_file_is_found(original: tuple[Path, li
 
 
 @pytest.mark.parametrize("hand", [cut_off, rewrite_and_chain_anew, drop_and_chain_anew])
-def test_without_a_head_a_chain_alone_does_not_show_these(
-    original: tuple[Path, list[bytes], Head], hand: Callable[[Lines, random.Random], Lines]
-) -> None:
+def test_without_a_head_a_chain_alone_does_not_show_these(original: Original, hand: Hand) -> None:
     """The control: it is the head that finds them, which is why it has to be kept elsewhere."""
     _, lines, _ = original
     for seed in range(20):
@@ -206,6 +191,7 @@ def test_without_a_head_a_chain_alone_does_not_show_these(
 # Hands that change a store, as somebody with the file and the sqlite3 program would.
 
 Execute = Callable[..., Any]
+SAME_ROW = "INSERT INTO audit SELECT ?, hash, at, event_type, correlation_id, trace_id, work_id, body FROM audit"
 
 
 def _some(dice: random.Random) -> int:
@@ -251,12 +237,7 @@ def swap_bodies(execute: Execute, dice: random.Random) -> None:
 
 def append_a_row(execute: Execute, dice: random.Random) -> None:
     """A copy under the next number, with the stored head moved along."""
-    number = _some(dice)
-    execute(
-        "INSERT INTO audit SELECT ?, hash, at, event_type, correlation_id, trace_id, work_id, body"
-        " FROM audit WHERE sequence = ?",
-        (EVENTS + 1, number),
-    )
+    execute(f"{SAME_ROW} WHERE sequence = ?", (EVENTS + 1, _some(dice)))
     execute("UPDATE audit_head SET sequence = ?1, hash = (SELECT hash FROM audit WHERE sequence = ?1)", (EVENTS + 1,))
 
 
@@ -264,11 +245,7 @@ def insert_and_renumber(execute: Execute, dice: random.Random) -> None:
     at = _some(dice)
     execute("UPDATE audit SET sequence = -sequence - 1 WHERE sequence >= ?", (at,))
     execute("UPDATE audit SET sequence = -sequence WHERE sequence < 0")
-    execute(
-        "INSERT INTO audit SELECT ?, hash, at, event_type, correlation_id, trace_id, work_id, body"
-        " FROM audit WHERE sequence = ?",
-        (at, at + 1),
-    )
+    execute(f"{SAME_ROW} WHERE sequence = ?", (at, at + 1))
 
 
 def cut_off_rows(execute: Execute, dice: random.Random) -> None:
@@ -287,18 +264,10 @@ def name_another_chain(execute: Execute, dice: random.Random) -> None:
     execute("UPDATE audit_head SET chain = ?", (f"{dice.getrandbits(64):x}",))
 
 
-STORE_HANDS: list[Callable[[Execute, random.Random], None]] = [
-    edit_a_body,
-    edit_a_hash,
-    edit_what_it_is_found_by,
-    delete_rows,
-    delete_the_beginning_and_say_it_was_retention,
-    swap_bodies,
-    append_a_row,
-    insert_and_renumber,
-    cut_off_rows,
-    chain_rows_anew,
-    name_another_chain,
+StoreHand = Callable[[Execute, random.Random], None]
+STORE_HANDS: list[StoreHand] = [
+    *(edit_a_body, edit_a_hash, edit_what_it_is_found_by, delete_rows, delete_the_beginning_and_say_it_was_retention),
+    *(swap_bodies, append_a_row, insert_and_renumber, cut_off_rows, chain_rows_anew, name_another_chain),
 ]
 
 
@@ -311,7 +280,7 @@ class Bench:
         self._connection.execute("CREATE TEMP TABLE kept_head AS SELECT * FROM audit_head")
 
     @contextmanager
-    def changed(self, hand: Callable[[Execute, random.Random], None], dice: random.Random) -> Iterator[None]:
+    def changed(self, hand: StoreHand, dice: random.Random) -> Iterator[None]:
         with self._connection:
             hand(self._connection.execute, dice)
         try:
@@ -325,9 +294,7 @@ class Bench:
         return (await StoreSource(store.audit, await store.audit.head(), "here").verify(list(heads)))[1]
 
 
-def on_a_copy(
-    original: tuple[Path, list[bytes], Head], tmp_path: Path, story: Callable[[Bench, Any, Head], Any]
-) -> Any:
+def on_a_copy(original: Original, tmp_path: Path, story: Callable[[Bench, Any, Head], Any]) -> Any:
     path, _, head = original
     copy = tmp_path / "state.db"
     shutil.copy(path, copy)
@@ -339,7 +306,7 @@ def on_a_copy(
     return asyncio.run(main())
 
 
-def test_every_tampering_with_a_store_is_found(original: tuple[Path, list[bytes], Head], tmp_path: Path) -> None:
+def test_every_tampering_with_a_store_is_found(original: Original, tmp_path: Path) -> None:
     async def story(bench: Bench, store: Any, head: Head) -> list[tuple[int, str]]:
         assert await bench.verified(store, head) == []
         missed = []
@@ -356,7 +323,7 @@ def test_every_tampering_with_a_store_is_found(original: tuple[Path, list[bytes]
 
 @pytest.mark.parametrize("hand", [cut_off_rows, chain_rows_anew])
 def test_without_an_exported_head_the_store_alone_does_not_show_these(
-    original: tuple[Path, list[bytes], Head], tmp_path: Path, hand: Callable[[Execute, random.Random], None]
+    original: Original, tmp_path: Path, hand: StoreHand
 ) -> None:
     async def story(bench: Bench, store: Any, head: Head) -> list[Mismatch]:
         with bench.changed(hand, random.Random(4)):

@@ -87,10 +87,8 @@ def test_the_spans_of_a_job_arrive_nested_below_the_span_of_its_caller(folder: F
     assert [one.is_error for one in attempts] == [True, True, False]
     assert attempts[0].attributes["reefknot.error_code"] == "NETWORK_ERROR"
     assert attempts[0].attributes["reefknot.wait_s"] == pytest.approx(0.01)
-    assert (job.attributes["reefknot.outcome"], job.attributes["reefknot.attempts"], job.is_error) == (
-        *("recovered", 3),
-        False,
-    )
+    end = (job.attributes["reefknot.outcome"], job.attributes["reefknot.attempts"], job.is_error)
+    assert end == ("recovered", 3, False)
     assert job.began <= attempts[0].began
     assert job.ended >= attempts[-1].ended
     (retry,) = receiver.children(attempts[-1])
@@ -103,9 +101,7 @@ def test_the_spans_of_a_job_arrive_nested_below_the_span_of_its_caller(folder: F
 
 
 @pytest.mark.parametrize("is_secret", [True, False], ids=["secret", "control"])
-def test_no_span_holds_a_secret_of_the_configuration_or_a_token(
-    folder: Folder, receiver: Receiver, is_secret: bool
-) -> None:
+def test_no_span_holds_a_configured_secret_or_a_token(folder: Folder, receiver: Receiver, is_secret: bool) -> None:
     """The control: the canary would be seen."""
     prepare(folder, flaky("a", failures=9), flaky(f"id-{CANARY}", failures=9))
     if not is_secret:
@@ -170,9 +166,7 @@ def test_the_attempts_of_two_workers_are_children_of_one_job(folder: Folder, rec
     assert job.attributes["reefknot.outcome"] == "recovered"
 
 
-def test_up_sends_its_spans_at_its_end_and_commands_of_one_process_one_after_the_other(
-    folder: Folder, receiver: Receiver
-) -> None:
+def test_up_sends_its_spans_at_its_end_and_commands_of_one_process_in_turn(folder: Folder, receiver: Receiver) -> None:
     prepare(folder)
     folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     system = folder.start("up", "--module", "shop")
@@ -185,9 +179,7 @@ def test_up_sends_its_spans_at_its_end_and_commands_of_one_process_one_after_the
         assert [one.name for one in receiver.children(job)] == ["reefknot.attempt"] * 3
 
 
-def test_without_the_variables_nothing_is_sent_and_a_callers_traceparent_still_goes_to_the_server(
-    folder: Folder, receiver: Receiver
-) -> None:
+def test_without_the_variables_nothing_is_sent_but_a_callers_traceparent(folder: Folder, receiver: Receiver) -> None:
     request = {"type": "http.request", "payload": {"url": f"{receiver.url}/price"}}
     other: dict[str, object] = {"assignment_id": "bad", "job": request, "correlation": {"traceparent": "00-zz-1-01"}}
     prepare(folder, {"assignment_id": "b", "job": request, "correlation": {"traceparent": TRACEPARENT}}, other)
@@ -207,10 +199,8 @@ def test_without_the_extra_a_warning_names_it_and_the_work_is_done(folder: Folde
     folder.set_variable("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
     folder.set_variable("PYTHONPATH", f"{hidden.parent}:{ROOT / 'src'}")
 
-    command = ("run", "work.jsonl", "--module", "shop")
-    code, out, err = folder.ends(
-        folder.start(*command, program=("-c", "from reefknot.console.cli import main; main()"))
-    )
+    program = ("-c", "from reefknot.console.cli import main; main()")
+    code, out, err = folder.ends(folder.start("run", "work.jsonl", "--module", "shop", program=program))
 
     assert (code, "1 succeeded" in out) == (0, True), err
     assert "the environment asks for traces, which need the extra 'otel': pip install '.[otel]' in a checkout" in err

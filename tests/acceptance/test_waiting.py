@@ -1,8 +1,8 @@
 """
 "Why is my job not running?", asked of real processes: `job show` and `job list` name the cause and the remedy.
 
-The causes that are rare or need another host are staged in `tests/unit/console/operations/test_waiting.py`; the
-sentences of all of them are in `tests/unit/queue/model/test_waiting.py`.
+The causes that are rare or need another host are staged in `tests/unit/console/operations/test_waits.py`; the
+sentences of all of them are in `tests/unit/queue/model/test_wait_reasons.py`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ async def charge_once(inputs, context):
     return await charge("order-7")
 """
 )
+ONE_SLOT = "queue: {v2: {enabled: true, resource_pools: {cpu: {max_concurrency: 1}}}}"
 POLICY = (
     CONFIG.replace("max_attempts: 2, base_delay_ms: 20", "max_attempts: 4, base_delay_ms: 30000")
-    .replace(
-        "queue: {v2: {enabled: true}}", "queue: {v2: {enabled: true, resource_pools: {cpu: {max_concurrency: 1}}}}"
-    )
+    .replace("queue: {v2: {enabled: true}}", ONE_SLOT)
     .replace("worker:\n", "router: {patience_seconds: 600}\nworker:\n")
 )
 

@@ -197,21 +197,16 @@ def each_ended_once(folder: Folder, orders: range, answers: Sequence[tuple[int, 
 @pytest.mark.parametrize(
     ("guide", "path", "program", "ready"),
     [
-        (
-            "flask",
-            "orders/",
-            ("gunicorn", "--preload", "--workers", "4", "--bind", "127.0.0.1:0", "wsgi:app"),
-            "Listening at:",
-        ),
-        ("fastapi", "jobs/order-", ("uvicorn", "app:app", "--port", "0", "--no-access-log"), "running on"),
+        ("flask", "orders/", "gunicorn --preload --workers 4 --bind 127.0.0.1:0 wsgi:app", "Listening at:"),
+        ("fastapi", "jobs/order-", "uvicorn app:app --port 0 --no-access-log", "running on"),
     ],
     ids=["flask-gunicorn", "fastapi-uvicorn"],
 )
 def test_a_served_application_finds_each_of_its_jobs_which_end_once(
-    shop: Folder, orders: range, guide: str, path: str, program: Sequence[str], ready: str
+    shop: Folder, orders: range, guide: str, path: str, program: str, ready: str
 ) -> None:
     write_guide(shop, guide)
-    server, address = serve(shop, program, ready)
+    server, address = serve(shop, program.split(), ready)
 
     def get(number: int) -> tuple[int, Any]:
         return asked(f"{address}/{path}{number}")

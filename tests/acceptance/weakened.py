@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import reefknot.app.alerts
+import reefknot.app.alert_watch
 import reefknot.app.system
 import reefknot.audit.metrics
 import reefknot.queue.execution.slots
@@ -89,9 +89,9 @@ def without_holding_keys() -> None:
 
 def with_quick_looks() -> None:
     """Look at alerts five times a second, with a minute of two steps of three seconds: this saves tests minutes."""
-    reefknot.app.alerts.LOOK_EVERY_S = 0.2
+    reefknot.app.alert_watch.LOOK_EVERY_S = 0.2
     reefknot.stores.jetstream.audit.LATE_S = 0.5
-    reefknot.app.alerts.MINUTE_STEPS = 2
+    reefknot.app.alert_watch.MINUTE_STEPS = 2
     reefknot.audit.metrics.STEP_S = 3
     reefknot.audit.metrics.series.__kwdefaults__ = {"steps": reefknot.audit.metrics.STEPS, "step_s": 3}
 

@@ -194,9 +194,7 @@ def test_a_running_job_is_cancelled(system: RunningSystem, visit: Visit, name: s
     system.ask("/jobs//cancel", {}, job=name)
 
 
-def test_a_worker_is_drained_and_resumed_and_a_page_that_is_loaded_again_shows_no_older_state(
-    system: RunningSystem, visit: Visit
-) -> None:
+def test_a_worker_is_drained_and_resumed_and_a_reload_shows_no_older_state(system: RunningSystem, visit: Visit) -> None:
     window, worker = visit(), worker_of(system)
     page = window.goto("/workers", live=True)
     page.click(f"button[data-act='Drain worker {worker}']")

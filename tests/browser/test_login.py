@@ -133,9 +133,7 @@ class OtherSite:
             connection.close()
 
 
-def test_a_page_of_another_origin_gets_nothing_out_of_a_session(
-    visit: Callable[..., Watched], system: RunningSystem
-) -> None:
+def test_a_page_of_another_origin_gets_nothing_of_it(visit: Callable[..., Watched], system: RunningSystem) -> None:
     """`SameSite` alone would not help here: another port of this machine is the same site."""
     job = system.submit("not-yours", "no.such.block")
     window = visit(shared=False)

@@ -146,9 +146,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_a_screenshot_is_small_enough_to_be_kept(
-    shop: RunningSystem, browser: Browser, tmp_path: Path, name: str
-) -> None:
+def test_a_screenshot_is_small_enough_to_keep(shop: RunningSystem, browser: Browser, tmp_path: Path, name: str) -> None:
     path, more = TAKEN[name]
     window = Watched(browser, shop, "operator", shared=True, **{"viewport": {"width": 1280, "height": 860}} | more)
     page = window.goto(path, live=not path.startswith("/policies"))

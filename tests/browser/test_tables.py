@@ -119,9 +119,7 @@ def test_a_job_is_found_by_its_id(stocked: RunningSystem, visit: Visit) -> None:
     assert "no job has this" in page.inner_text("#error-find")
 
 
-def test_charts_have_three_spans_and_their_values_on_hover_and_by_keyboard(
-    stocked: RunningSystem, visit: Visit
-) -> None:
+def test_charts_have_three_spans_and_values_on_hover_and_by_keyboard(stocked: RunningSystem, visit: Visit) -> None:
     page = visit().goto("/", live=True)
     for words, step in (("2 hours", "120"), ("24 hours", "900"), ("15 minutes", "10")):
         page.click(f".spans a:text-is('{words}')")

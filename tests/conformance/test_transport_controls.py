@@ -15,7 +15,7 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.memory import store as memory
 from reefknot.stores.memory.store import Hub, MemoryTransport
-from reefknot.stores.table.queue import TableQuarantine
+from reefknot.stores.work_in_memory.queue import TableQuarantine
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance import Harness, QuarantineContract, TransportContract, TransportHarness
 from reefknot.testing.conformance import transport as suite

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from reefknot.queue.model.waiting import WaitCode
+from reefknot.queue.model.wait_reasons import WaitCode
 from tests.docs.run_page import fences, missing, shown
 from tests.warm_commands import run_cold
 

@@ -215,7 +215,7 @@ async def first_life(plan: Plan, folder: Path, say: Say) -> None:
         answers = {}
         # Alone, the victim meets a free slot, which starts it with its assignment.
         for name in sorted(WORK, key=lambda one: one != VICTIM) if plan["stage"] == "started" else WORK:
-            answers[name] = await system.submit(assignment(name, plan["stage"]))
+            answers[name] = await system.router.submit(assignment(name, plan["stage"]))
             answers[name].add_done_callback(lambda one: say(["told", one.result().assignment_id, _text(one.result())]))
             say(["accepted", name])
             doom.at("submitted", name)
@@ -240,7 +240,9 @@ async def second_life(plan: Plan, folder: Path, said: list[Any]) -> dict[str, An
         await asyncio.sleep(0.3)  # whoever would answer a second time has had its time to
         again = {}
         for name in (one for one, found in results.items() if found is not None):
-            again[name] = _text(await asyncio.wait_for(await system.submit(assignment(name, plan["stage"])), 10.0))
+            again[name] = _text(
+                await asyncio.wait_for(await system.router.submit(assignment(name, plan["stage"])), 10.0)
+            )
         items = {name: await store.work.get(name) for name in accepted}
         await system.stop()
         return {

@@ -187,9 +187,7 @@ def test_a_root_that_is_not_there_may_come_back(root: Path) -> None:
         (errno.EROFS, ErrorCode.permission_denied),
     ],
 )
-def test_a_write_that_fails_leaves_nothing_behind(
-    root: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: ErrorCode
-) -> None:
+def test_a_failed_write_is_undone(root: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: ErrorCode) -> None:
     put(root, path="x", content="old")
 
     def fail(descriptor: int) -> None:

@@ -47,9 +47,7 @@ def ask(reply: Reply, **inputs: Any) -> StepResult:
 
 
 @pytest.mark.parametrize("reference", ["env:HOOK", "file:/run/secrets/hook", "config:alerts.webhook"])
-def test_a_reference_of_the_configuration_is_resolved_when_the_step_runs_and_no_other_is(
-    reference: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_references_of_the_configuration_alone_are_resolved(reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH_OF_ANOTHER", "http://127.0.0.1:9/")
     with serving(Reply(200, {}, b"heard")) as server:
         addresses = iter([None, server.url("/secret")])
@@ -101,9 +99,7 @@ def test_the_text_of_an_error_has_no_control_characters_of_the_server() -> None:
     ],
     ids=["seconds", "a date", "the reset of a spent limit"],
 )
-def test_a_server_that_says_when_is_heard(
-    status: int, headers: Callable[[], dict[str, str]], bounds: tuple[float, float]
-) -> None:
+def test_retry_after_is_heard(status: int, headers: Callable[[], dict[str, str]], bounds: tuple[float, float]) -> None:
     metadata = ask(Reply(status, headers())).metadata
 
     assert bounds[0] <= metadata["retry_after"] <= bounds[1]

@@ -176,9 +176,7 @@ def test_a_parameter_that_is_missing_by_name_is_named(settings: SqlSettings) -> 
         ("SELECT 1 AS a, 2 AS a", ErrorCode.invalid_input),
     ],
 )
-def test_a_mistake_in_the_query_is_no_reason_to_try_again(
-    settings: SqlSettings, query: str, code: ErrorCode | None
-) -> None:
+def test_a_mistake_in_the_query_is_not_retried(settings: SqlSettings, query: str, code: ErrorCode | None) -> None:
     result = ask(settings, query)
 
     assert result.error_code in ({code} if code else {ErrorCode.invalid_input, ErrorCode.permission_denied})
@@ -387,9 +385,7 @@ def test_what_a_statement_returns_is_not_read_whole_before_the_limit_acts(clerk:
         ("UPDATE people SET name = 'y' RETURNING id", [{"id": 1}, {"id": 2}], 2),
     ],
 )
-def test_statements_that_write_are_counted_whether_they_answer_or_not(
-    clerk: str, query: str, rows: list[dict[str, Any]], affected: int
-) -> None:
+def test_statements_that_write_are_counted(clerk: str, query: str, rows: list[dict[str, Any]], affected: int) -> None:
     with people(clerk, PEOPLE):
         result = ask(made(clerk), query, connection="writes")
 

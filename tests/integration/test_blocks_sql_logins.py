@@ -196,9 +196,7 @@ def test_a_role_alone_would_let_a_hidden_text_read_files(logins: str, postgres: 
     assert SECRET in words
 
 
-def test_the_login_holds_without_the_list_of_functions(
-    logins: str, postgres: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_login_holds_without_that_list(logins: str, postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the two is enough for this text."""
 
     async def allow(*asked: object) -> None:
@@ -252,9 +250,7 @@ def listener(logins: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.mark.parametrize("access", list(Access))
-def test_what_a_connection_for_reading_did_is_rolled_back(
-    logins: str, listener: psycopg.Connection[Any], access: Access
-) -> None:
+def test_what_a_reading_login_did_is_undone(logins: str, listener: psycopg.Connection[Any], access: Access) -> None:
     """Even a listed function sends no message. The control, a connection for writing, does."""
     connection = SqlConnection(as_login(logins, "l_weak"), access, functions=("pg_notify",))
 

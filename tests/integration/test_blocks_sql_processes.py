@@ -251,9 +251,7 @@ def test_values_and_names_are_bounded(settings: SqlSettings, query: str) -> None
     assert run(SqlQuery(settings), 30.0, connection="reads", query=query).error_code is ErrorCode.execution_failed
 
 
-def test_a_process_that_dies_is_a_failure_that_may_be_retried(
-    settings: SqlSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_dies_is_a_retryable_failure(settings: SqlSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql_process, "_PROGRAM", "import os; os.abort()")
     result = run(SqlQuery(settings), connection="reads", query="SELECT 1 AS a")
 

@@ -162,9 +162,7 @@ def test_a_payload_is_edited_and_the_job_goes_on_as_its_next_version(rk: Command
         ("PATCH", "/openapi.json", 404, "not_found"),
     ],
 )
-def test_a_refusal_has_its_status_and_says_what_is_accepted(
-    rk: Commands, method: str, path: str, status: int, kind: str
-) -> None:
+def test_a_refusal_has_its_status_and_remedy(rk: Commands, method: str, path: str, status: int, kind: str) -> None:
     answered = api(rk, method, path)
 
     assert (answered.status, answered.json["error"]["kind"]) == (status, kind), answered.body
@@ -174,9 +172,7 @@ def test_a_refusal_has_its_status_and_says_what_is_accepted(
     assert "--" not in answered.json["error"]["message"].replace("--engine", "")
 
 
-async def test_an_action_on_a_file_that_somebody_keeps_locked_is_refused_soon_and_changes_nothing(
-    rk: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_action_on_a_locked_file_is_refused_soon(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store itself waits for much longer, and whether a write that nobody waits for was kept is not known."""
     monkeypatch.setattr(site, "LOCKED_S", 0.2)
     file = rk.folder / ".reefknot" / "state.db"

@@ -264,9 +264,7 @@ async def test_a_client_that_leaves_within_its_body_writes_nothing_to_the_log(
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["at once", "after the request"])
-async def test_a_chunk_with_an_endless_extension_is_a_refused_request_and_one_line_of_the_log(
-    caplog: pytest.LogCaptureFixture, waits: bool
-) -> None:
+async def test_a_chunk_with_an_endless_extension_is_refused_once(caplog: pytest.LogCaptureFixture, waits: bool) -> None:
     """The request is under way when its body turns out to be none: also for one whose answer needs no body."""
     async with served() as here:
         for line in ("GET /api/v1/jobs", "POST /api/v1/jobs/retry", "GET /work", "POST /login"):

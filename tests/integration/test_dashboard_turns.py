@@ -65,9 +65,7 @@ async def test_few_questions_of_a_role_have_their_turn_at_once(monkeypatch: pyte
     assert await most_at_once(site, "reader", 20) == 20, "the control: without turns all are at it at once"
 
 
-async def test_a_reader_waits_bounded_and_keeps_no_operator_waiting(
-    monkeypatch: pytest.MonkeyPatch, site: Site
-) -> None:
+async def test_a_reader_waits_bounded_and_lets_no_operator_wait(monkeypatch: pytest.MonkeyPatch, site: Site) -> None:
     monkeypatch.setattr(sites, "TURN_S", 0.05)
     app = build(site)
     async with site.reading(asked_by("reader")):

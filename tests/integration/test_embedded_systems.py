@@ -86,9 +86,7 @@ async def test_an_async_application_runs_its_own_steps_and_commands_see_the_syst
     assert command(folder, "job", "list", "--state", "succeeded")["jobs"] != []
 
 
-async def test_an_application_without_a_configuration_is_warned_of_options_that_the_baseline_ignores(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_options_that_the_baseline_ignores_are_warned_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     def lines() -> list[str]:
         return [one.getMessage() for one in caplog.records if "app.eager" in one.getMessage()]
 
@@ -312,9 +310,7 @@ def test_a_step_under_test_connects_to_the_system_under_test_and_time_passes_whi
     assert not (folder / ".reefknot").exists(), "no store of the project was touched"
 
 
-def test_a_policy_of_a_misspelt_step_is_told_with_the_step_that_is_meant(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_policy_of_a_misspelt_step_is_told_with_the_right_one(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     policies = "{app.duoble: {max_attempts: 1}, app.hang: {max_attempts: 1}, mail.send: {max_attempts: 1}}"
     (folder / "reefknot.yaml").write_text(
         f"worker: {{retries: {{v2: {{enabled: true, block_policies: {policies}}}}}}}\n"

@@ -123,9 +123,7 @@ both_judges = pytest.mark.parametrize("on", [None, rk.http_errors], ids=["defaul
 
 
 @both_judges
-def test_503_is_retried_and_then_it_works(
-    client: Callable[..., Fetch], on: Any, server: Server, virtual_time: VirtualClock
-) -> None:
+def test_503_is_retried(client: Callable[..., Fetch], on: Any, server: Server, virtual_time: VirtualClock) -> None:
     server.replies = [Reply(503), Reply(500)]
     assert client(on=on)(server.url()) == "ok"
     assert (len(server.seen), len(virtual_time.waits)) == (3, 2)

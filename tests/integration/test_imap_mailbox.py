@@ -78,9 +78,7 @@ async def test_every_message_becomes_one_document(mailbox: Mailbox, sink: Memory
     assert (first.metadata["from"], first.metadata["folder"]) == (["Ann <ann@example.org>"], "INBOX")
 
 
-async def test_messages_are_found_in_the_store_of_documents_and_deletions_leave_it(
-    mailbox: Mailbox, tmp_path: Path
-) -> None:
+async def test_messages_are_found_in_the_document_store_until_they_go(mailbox: Mailbox, tmp_path: Path) -> None:
     """The same with the sink of ingestion: its order of locations and its prefixes have to fit."""
     files = filled(mailbox).deliver(*map(message, range(100, 700)))
     store = await SqliteDocuments(tmp_path / "documents.db", SystemClock()).start()
@@ -235,9 +233,7 @@ async def test_uidvalidity_may_change_during_a_sync(mailbox: Mailbox, sink: Memo
 
 
 @pytest.mark.parametrize("is_control", [False, True], ids=["", "control: the cursor is ahead of its documents"])
-async def test_pages_that_were_lost_are_fetched_again_and_no_document_is_there_twice(
-    mailbox: Mailbox, sink: MemorySink, is_control: bool
-) -> None:
+async def test_lost_pages_are_fetched_without_doubles(mailbox: Mailbox, sink: MemorySink, is_control: bool) -> None:
     """Every other page is lost after it was fetched, with the process; messages move meanwhile."""
     files = mailbox.deliver(*map(message, range(90)))
     for number in range(1000):
@@ -297,9 +293,7 @@ async def test_an_item_that_is_gone_is_none(mailbox: Mailbox, sink: MemorySink) 
     await source.close()
 
 
-async def test_a_forgotten_cursor_reads_all_folders_and_fetches_only_what_changed(
-    mailbox: Mailbox, sink: MemorySink
-) -> None:
+async def test_a_forgotten_cursor_reads_all_folders_and_fetches_changes(mailbox: Mailbox, sink: MemorySink) -> None:
     mailbox.deliver(*map(message, range(20)), message(50, text="long " * 1000))
     await synced(mailbox, sink)
     sink.place = Position()
@@ -318,9 +312,7 @@ async def test_a_cursor_of_somebody_else_is_refused(mailbox: Mailbox, sink: Memo
 # ---- large and broken messages ---------------------------------------------------------------------------------------
 
 
-async def test_large_messages_come_in_chunks_and_too_large_ones_by_their_headers(
-    mailbox: Mailbox, sink: MemorySink
-) -> None:
+async def test_large_messages_come_in_chunks_and_larger_ones_by_headers(mailbox: Mailbox, sink: MemorySink) -> None:
     words = "words and more\r\n" * 100_000
     mailbox.deliver(message(1), message(2, text=words), message(3, text=words * 2), message(4))
     await synced(mailbox, sink, max_message_bytes=2_000_000)
@@ -371,16 +363,8 @@ async def test_a_refused_message_becomes_a_failure_and_the_others_are_kept(
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
-NAMES = [
-    "INBOX",
-    "Entwürfe & mehr",
-    'with "quotes" and \\',
-    "日本語/Unterordner",
-    "line\nbreak",
-    "Trash",
-    "Junk",
-    "Drafts",
-]
+QUOTED = 'with "quotes" and \\'
+NAMES = ["INBOX", "Entwürfe & mehr", QUOTED, "日本語/Unterordner", "line\nbreak", "Trash", "Junk", "Drafts"]
 
 
 def filled(mailbox: Mailbox) -> Mailbox:
@@ -396,7 +380,7 @@ def filled(mailbox: Mailbox) -> Mailbox:
         ({"exclude": ["Entw*", "日本語/*"]}, [0, 2, 4, 7]),
         ({"folders": ["inbox", "Trash"]}, [0, 5]),
         ({"folders": ["*"], "exclude": ["INBOX"]}, [1, 2, 3, 4, 5, 6, 7]),
-        ({"folders": ['with "quotes" and \\']}, [2]),
+        ({"folders": [QUOTED]}, [2]),
     ],
 )
 async def test_folders_are_chosen_by_their_names_and_their_use(
@@ -424,17 +408,13 @@ async def test_only_messages_since_a_date_are_read(mailbox: Mailbox, sink: Memor
     assert sink.titles() == titles([1, 2])
 
 
-async def test_a_folder_that_is_not_there_is_a_permanent_failure_that_names_those_that_are(
-    mailbox: Mailbox, sink: MemorySink
-) -> None:
+async def test_a_missing_folder_is_permanent_and_names_the_others(mailbox: Mailbox, sink: MemorySink) -> None:
     mailbox.make("Archive")
     with failing("no folder 'Arhive'; it has Archive, INBOX"):
         await synced(mailbox, sink, folders=["INBOX", "Arhive"])
 
 
-async def test_more_folders_than_a_cursor_can_name_are_refused(
-    mailbox: Mailbox, sink: MemorySink, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_excess_folders_are_refused(mailbox: Mailbox, sink: MemorySink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imap_mailbox, "MOST_CURSOR", 300)
     with failing("choose some with folders or exclude"):
         await synced(filled(mailbox), sink)
@@ -573,9 +553,7 @@ async def test_many_moves_open_each_folder_a_few_times_and_not_for_every_page(
     assert len(examined) >= 2 * MOVED // 20 if is_control else len(examined) <= 7, examined
 
 
-async def test_a_message_that_stays_is_a_copy_and_keeps_its_id_on_every_page(
-    mailbox: Mailbox, sink: MemorySink
-) -> None:
+async def test_a_message_that_stays_is_a_copy_and_keeps_its_id(mailbox: Mailbox, sink: MemorySink) -> None:
     """Half of the messages are moved and half are copied, page by page mixed."""
     files = await kept(mailbox, sink, 60)
     before = sink.ids_by_title()

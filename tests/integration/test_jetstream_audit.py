@@ -154,9 +154,7 @@ async def test_an_event_is_a_cloud_event_with_its_body_byte_for_byte(store: JetS
     assert await store.audit.verify() == []
 
 
-async def test_the_newest_of_a_rare_kind_are_found_behind_many_others(
-    monkeypatch: pytest.MonkeyPatch, store: JetStreamStore
-) -> None:
+async def test_the_newest_of_a_rare_kind_are_found(monkeypatch: pytest.MonkeyPatch, store: JetStreamStore) -> None:
     """Windows of a few positions, so that they have to grow and be cut."""
     monkeypatch.setattr(audit_log, "PAGE", 7)
     kinds = ["rare" if number % 50 == 3 else "common" for number in range(300)]
@@ -287,9 +285,7 @@ async def test_events_that_retention_removed_are_not_taken_for_uncopied_ones(ano
     assert await reader.audit.verify() == []
 
 
-async def test_an_outbox_goes_with_its_process_or_a_day_after_it(
-    monkeypatch: pytest.MonkeyPatch, another: Open
-) -> None:
+async def test_an_outbox_goes_with_its_process_or_a_day_after(monkeypatch: pytest.MonkeyPatch, another: Open) -> None:
     orderly, victim, other = await another(), await another(), await another()
 
     async def has_outbox(store: JetStreamStore) -> bool:
@@ -330,9 +326,7 @@ async def test_changes_wait_while_too_much_is_uncopied_and_what_is_too_large_is_
     assert await store.audit.verify(head) == []
 
 
-async def test_a_read_says_so_when_own_events_cannot_be_copied(
-    monkeypatch: pytest.MonkeyPatch, store: JetStreamStore
-) -> None:
+async def test_a_read_says_when_events_cannot_be_copied(monkeypatch: pytest.MonkeyPatch, store: JetStreamStore) -> None:
     await stop_copying(store)
     await store.audit.append([event("a")])
     monkeypatch.setattr(audit_log, "OWN_COPIES_S", 0.05)
@@ -455,9 +449,7 @@ async def test_retention_with_many_chains_goes_in_steps(monkeypatch: pytest.Monk
     assert (await event_types(stores[0]))[:2] == ["e7", "e8"]
 
 
-async def test_retention_that_died_before_its_purge_is_carried_on(
-    monkeypatch: pytest.MonkeyPatch, another: Open
-) -> None:
+async def test_retention_that_died_before_its_purge_goes_on(monkeypatch: pytest.MonkeyPatch, another: Open) -> None:
     async def fails(self: JetStreamAuditLog, until: int) -> None:
         raise StoreUnavailableError("nats", "died", "open again")
 

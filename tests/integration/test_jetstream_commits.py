@@ -200,9 +200,7 @@ async def test_a_payload_and_a_result_of_several_megabytes_come_back_as_they_wer
     assert (found.payload, found.result) == (payload, result)
 
 
-async def test_a_payload_whose_record_is_gone_is_swept_and_others_stay(
-    one: JetStreamStore, other: JetStreamStore
-) -> None:
+async def test_a_payload_without_a_record_is_swept_and_others_stay(one: JetStreamStore, other: JetStreamStore) -> None:
     payload = bytes(10_000)
     await one.work.enqueue([item("stays", payload=payload), item("goes", payload=payload)])
     gone = one.names.any_work("goes").replace("*.*", "open.cpu")

@@ -83,9 +83,7 @@ def succeed(peer: Peer, *names: str) -> None:
 
 
 @pytest.mark.parametrize("is_v2", [False, True], ids=["baseline", "v2"])
-def test_assignments_by_every_way_are_accepted_and_answered_in_the_documents_fields(
-    folder: Folder, peer: Peer, is_v2: bool
-) -> None:
+def test_assignments_by_every_way_are_answered_in_the_documents_fields(folder: Folder, peer: Peer, is_v2: bool) -> None:
     started(folder, v2(10) if is_v2 else BASELINE)
     executor = {"provider_id": "theirs", "channel": "c"}
     more = {"executor": executor, "tenant_id": "acme", "correlation": {"trace_id": "t-1"}, "a_new_field": 1}
@@ -120,9 +118,7 @@ def test_a_worker_that_is_told_so_leaves_the_shared_subject_alone(folder: Folder
     assert f"{peer.store_name}_assign" not in peer.streams()
 
 
-def test_where_another_stream_has_the_shared_subject_the_worker_names_it_and_goes_on(
-    folder: Folder, peer: Peer
-) -> None:
+def test_a_worker_names_the_other_stream_on_the_shared_subject_and_goes_on(folder: Folder, peer: Peer) -> None:
     theirs = f"{peer.store_name}_theirs"
     peer.make_stream(theirs, [ASSIGN])
     worker = folder.start("worker", "start", "--worker-id", WORKER, "--module", "naps")

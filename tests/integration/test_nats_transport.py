@@ -111,9 +111,7 @@ def assign_server(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 class TestTheWire:
-    async def test_a_peer_hears_the_body_byte_for_byte_and_the_headers(
-        self, end: JetStreamTransport, peer: Client
-    ) -> None:
+    async def test_a_peer_hears_the_very_body_and_the_headers(self, end: JetStreamTransport, peer: Client) -> None:
         heard = await heard_by(peer, RESULT)
         await end.publish(RESULT, b'{"b": 1,"a":2}', headers={"trace_id": "t-1"}, message_id="x1")
         message = await heard.get()
@@ -146,9 +144,7 @@ class TestTheWire:
         for _ in range(3000):
             await end.publish("a", b"x")
 
-    async def test_nothing_is_added_to_a_message_that_no_end_is_known_to_hear(
-        self, end: JetStreamTransport, peer: Client
-    ) -> None:
+    async def test_nothing_is_added_to_a_message_for_peers_alone(self, end: JetStreamTransport, peer: Client) -> None:
         heard = await heard_by(peer, "a")
         for _ in range(2000):
             await end.publish("a", b"x")
@@ -183,9 +179,7 @@ class TestTheWire:
             await connection.close()
             server.close()
 
-    async def test_a_server_that_froze_for_longer_than_a_round_trip_is_heard_again(
-        self, own_nats_server: NatsServer
-    ) -> None:
+    async def test_a_server_frozen_for_longer_than_a_round_trip_is_heard(self, own_nats_server: NatsServer) -> None:
         connection = Connection(options_from_url(own_nats_server.url, patience=30.0))
         await connection.open()
         try:
@@ -217,9 +211,7 @@ class TestParts:
         await end.publish("a", b"small")
         assert (await heard.get()).data == b"small"
 
-    async def test_a_part_after_a_gap_is_dropped_and_the_next_message_heard(
-        self, name: str, end: JetStreamTransport, peer: Client
-    ) -> None:
+    async def test_a_part_after_a_gap_is_dropped(self, name: str, end: JetStreamTransport, peer: Client) -> None:
         line = end.subscribe("a")
         await end.publish("a", b"first")
         assert (await anext(line)).body == b"first"
@@ -347,9 +339,7 @@ class TestTheSharedStream:
         info = await stream_info(peer, name)
         assert (info.config.subjects, info.state.messages) == ([ASSIGN], 0)
 
-    async def test_a_taken_assignment_that_is_not_acknowledged_comes_back(
-        self, assign_server: NatsServer, name: str
-    ) -> None:
+    async def test_a_taken_assignment_without_an_ack_comes_back(self, assign_server: NatsServer, name: str) -> None:
         async with end_of(assign_server, name, shared_stream=True, ack_wait=1.0) as end:
             line = end.subscribe(ASSIGN)
             await end.publish(ASSIGN, b"x", message_id="x", headers={"tenant_id": "t"})
@@ -372,9 +362,7 @@ class TestTheSharedStream:
         async with asyncio.timeout(assignments.ACK_WAIT_S / 2):
             assert (await anext(line)).body == b"x"
 
-    async def test_the_server_is_told_that_what_waits_unread_is_in_progress(
-        self, assign_server: NatsServer, name: str, peer: Client
-    ) -> None:
+    async def test_what_waits_unread_is_in_progress(self, assign_server: NatsServer, name: str, peer: Client) -> None:
         async with end_of(assign_server, name, shared_stream=True, ack_wait=3.0) as end:
             told = await heard_by(peer, f"$JS.ACK.{name}_assign.>")
             line = end.subscribe(ASSIGN)
@@ -384,9 +372,7 @@ class TestTheSharedStream:
             while (await told.get()).data != b"+ACK":
                 pass
 
-    async def test_a_full_stream_refuses_and_says_so_to_us_and_to_a_peer(
-        self, assign_server: NatsServer, name: str, peer: Client
-    ) -> None:
+    async def test_a_full_stream_refuses_any_sender(self, assign_server: NatsServer, name: str, peer: Client) -> None:
         async with end_of(assign_server, name, shared_stream=True, most_assignments=2) as end:
             for _ in range(2):
                 await end.publish(ASSIGN, b"x")
@@ -401,18 +387,14 @@ class TestTheSharedStream:
             await until_kept(peer, name, 1)
             await end.publish(ASSIGN, b"x", message_id="y")
 
-    async def test_another_bound_is_given_to_the_stream_that_is_there(
-        self, assign_server: NatsServer, name: str, peer: Client
-    ) -> None:
+    async def test_another_bound_is_given_to_it(self, assign_server: NatsServer, name: str, peer: Client) -> None:
         for most in (2, 3):
             async with end_of(assign_server, name, shared_stream=True, most_assignments=most) as end:
                 await end.publish(ASSIGN, b"x")
                 info = await stream_info(peer, name)
                 assert (info.config.max_msgs, info.state.messages) == (most, most - 1)
 
-    async def test_a_foreign_stream_on_the_subject_is_named(
-        self, name: str, peer: Client, end: JetStreamTransport
-    ) -> None:
+    async def test_a_foreign_stream_there_is_named(self, name: str, peer: Client, end: JetStreamTransport) -> None:
         await peer.jetstream().add_stream(name="THEIRS", subjects=["caf.exec.>"])
         line = end.subscribe(ASSIGN)
         for use in (end.ensure_stream(), end.publish(ASSIGN, b"x"), anext(line)):
@@ -531,9 +513,7 @@ class TestWithoutTheSharedStream:
 
 
 class TestTwoNames:
-    async def test_stores_of_two_names_on_one_server_do_not_hear_each_other(
-        self, nats_server: NatsServer, peer: Client
-    ) -> None:
+    async def test_two_names_on_one_server_do_not_hear_each_other(self, nats_server: NatsServer, peer: Client) -> None:
         heard = await heard_by(peer, "*.caf.exec.result.v1")
         async with AsyncExitStack() as stack:
             made = [end_of(nats_server, f"name{n}", subject_prefix=None) for n in (1, 1, 2)]

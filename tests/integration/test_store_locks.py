@@ -18,7 +18,7 @@ from reefknot.runtime.files import is_open_here, whole_file
 from reefknot.steps.fs import BlobGet, Folders, FsSettings
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
-from reefknot.stores.port.engine import ExamineOptions, engine_of
+from reefknot.stores.port.engines import ExamineOptions, engine_of
 from tests.integration.stepping import step
 
 CLIENT = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT count(*) FROM work'); c.close()"

@@ -21,7 +21,7 @@ CPU_FILE = "cpu-seconds"
 def made_up_versions(number: int) -> Iterator[None]:
     """A scope in which the store's files have this number of further versions, each with a table that means nothing."""
     from reefknot.ingest import documents
-    from reefknot.stores.sqlite import connection, files
+    from reefknot.stores.sqlite import connection, examination
     from reefknot.stores.sqlite import store as sqlite_store
 
     made_up = [f"CREATE TABLE made_up_{one} (one INTEGER PRIMARY KEY) STRICT;" for one in range(number)]
@@ -34,7 +34,7 @@ def made_up_versions(number: int) -> Iterator[None]:
         for module in (connection, documents):
             patch(module, "MIGRATIONS", (*module.MIGRATIONS, *made_up))
             patch(module, "VERSION", len(module.MIGRATIONS))
-        for shown in (sqlite_store, files):
+        for shown in (sqlite_store, examination):
             patch(shown, "VERSION", connection.VERSION)
         yield
 

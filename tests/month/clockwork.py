@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from msgspec import structs
 
-from reefknot.app import activity, alerts
+from reefknot.app import activity, alert_watch
 from reefknot.app import system as running
 from reefknot.clock import using_clock
 from reefknot.console.dashboard import live as live_pages
@@ -76,7 +76,7 @@ def slow_pulse() -> Iterator[None]:
             {"STATUS_KEPT_S": 5 * PULSE_S, "STATUS_EVERY_S": PULSE_S, "LOOK_S": PULSE_S, "LOOK_FOR_GONE_S": PULSE_S},
         ),
         (activity, {"LOOK_EVERY_S": PULSE_S / 2, "WRITE_EVERY_S": PULSE_S}),
-        (alerts, {"LOOK_EVERY_S": PULSE_S}),
+        (alert_watch, {"LOOK_EVERY_S": PULSE_S}),
         (routing, {"HEARTBEAT_S": PULSE_S, "PROBE_EVERY_S": PULSE_S}),
         (transport, {"SEEN_EVERY_S": PULSE_S}),
         (dispatch, {"FLEET_EVERY_S": 5 * PULSE_S}),

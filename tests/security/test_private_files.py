@@ -69,9 +69,7 @@ def test_a_plain_open_follows_the_umask(tmp_path: Path) -> None:
     ("given", "content", "left"),
     [(0o644, b"", 0o600), (0o664, b"", 0o600), (0o644, b"x", 0o600), (0o640, b"x", 0o600), (0o666, b"x", 0o660)],
 )
-def test_a_store_keeps_only_rights_of_a_group_that_writes(
-    tmp_path: Path, given: int, content: bytes, left: int
-) -> None:
+def test_a_store_keeps_only_rights_of_a_writing_group(tmp_path: Path, given: int, content: bytes, left: int) -> None:
     """A reader of a store writes to the memory that its processes share, so 0640 shares nothing."""
     store = tmp_path / "state.db"
     store.write_bytes(content)

@@ -140,9 +140,7 @@ def test_words_between_the_look_and_the_handshake_end_the_connection(in_the_wind
             synced(server)
 
 
-def test_a_single_look_keeps_the_forged_message(
-    in_the_window: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_look_keeps_the_forged_message(in_the_window: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the second look is left out."""
     refuse, looks = ImapConnection._refuse_plain_text, list[None]()
 

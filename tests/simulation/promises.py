@@ -13,7 +13,7 @@ from reefknot.audit.port import AuditQuery, MultiChainLog
 from reefknot.queue.model.messages import ExecResult, ResultStatus
 from reefknot.queue.model.work import ENDED, WorkItem, WorkState, record_id
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.table.items import group_of
+from reefknot.stores.work_in_memory.items import group_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from reefknot.app.block_settings import Modules, blocks_of
+from reefknot.app.blocks import Modules, blocks_of
 from reefknot.app.system import ROUTER_NAME, System, running_system, worker_settings
 from reefknot.core import checks
 from reefknot.errors import ParameterTypeError, ReefknotError
@@ -27,7 +27,7 @@ from reefknot.queue.connect import CLOSE_S, ClientThread, SyncClient, SystemScop
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger
 from reefknot.stores.opening import store_url
-from reefknot.stores.port.engine import accepted_urls
+from reefknot.stores.port.engines import accepted_urls
 
 MOST_WORKERS = 64
 

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from reefknot import clock
-from reefknot.audit.books import BookRecorder
+from reefknot.audit.book_recorder import BookRecorder
 from reefknot.audit.journal import AuditSink, Journal, OnFailure, envelope
 from reefknot.audit.model.event import (
     DecisionRecord,

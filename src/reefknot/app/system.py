@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from reefknot.app.activity import Activity
-from reefknot.app.alerts import running_activity
-from reefknot.app.block_settings import blocks_for, check_steps, start_preparing
+from reefknot.app.alert_watch import running_activity
+from reefknot.app.blocks import blocks_for, check_steps, start_preparing
 from reefknot.app.reload import PolicyReload, ReloadOutcome
 from reefknot.audit.copies import kept_events
 from reefknot.audit.journal import Journal
@@ -41,7 +41,7 @@ from reefknot.queue.model.submission import Capacity
 from reefknot.queue.port.control import Command
 from reefknot.queue.port.work_queue import Held
 from reefknot.queue.presence import STATUS_EVERY_S, STORE_S, look_for_orphans
-from reefknot.queue.router.service import Router
+from reefknot.queue.router.service import Router, submit_read
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.router.settings import settings_from as router_settings
 from reefknot.queue.router.submissions import Submissions
@@ -57,7 +57,7 @@ from reefknot.steps.port import Block, own_classes
 from reefknot.steps.threads import function_threads
 from reefknot.stores.opening import open_store, options_of
 from reefknot.stores.port import Store
-from reefknot.stores.port.engine import engine_of
+from reefknot.stores.port.engines import engine_of
 
 ROUTER_NAME = "router"
 CONTROL_S = 5.0
@@ -230,9 +230,9 @@ class System:
         """Raise the error after which the store takes no more writes; the system could do nothing more."""
         return presence.store_failed(self.store)
 
-    async def submit(self, assignment: ExecAssignment, *, is_checked: bool = False) -> asyncio.Future[ExecResult]:
-        """Submit an assignment, which is checked unless it was when it was read; the future is its result."""
-        return await self.router.submit(assignment, is_checked=is_checked)
+    async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
+        """Submit what `read_assignment` has returned, which needs no second check; the future is its result."""
+        return await submit_read(self.router, assignment)
 
     def has_step(self, job_type: str) -> bool:
         """Whether this system can run steps of this type."""

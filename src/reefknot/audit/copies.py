@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from reefknot import clock
-from reefknot.audit.books import LOOK_AGAIN_S, BookRecorder
+from reefknot.audit.book_recorder import LOOK_AGAIN_S, BookRecorder
 from reefknot.audit.journal import AuditSink, Journal, OnFailure, configure
 from reefknot.audit.jsonlines import open_audit_log
 from reefknot.audit.log_sink import LogSink

@@ -30,7 +30,7 @@ from reefknot.core.checks import choice
 from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, ParameterError, ReefknotError
 from reefknot.runtime.log import error_text, logger, printable
-from reefknot.runtime.redaction import process_redactor
+from reefknot.runtime.redactor import process_redactor
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
 

@@ -19,7 +19,7 @@ from textwrap import dedent
 from typing import Any
 
 from reefknot.runtime.log import logger, printable
-from reefknot.runtime.redaction import redact
+from reefknot.runtime.redactor import redact
 from reefknot.runtime.tracing import current_trace_id
 
 AUDIT = "reefknot.audit"

@@ -23,7 +23,7 @@ from reefknot.core.failure import Failure
 from reefknot.errors import ParameterError, shown
 from reefknot.queue.model.messages import trace_of
 from reefknot.runtime.log import MAX_ERROR_TEXT, LogBudget, error_text, logger, printable
-from reefknot.runtime.redaction import redact
+from reefknot.runtime.redactor import redact
 from reefknot.runtime.tracing import tracing
 
 if TYPE_CHECKING:

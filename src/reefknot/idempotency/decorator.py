@@ -32,7 +32,14 @@ from reefknot.core.redaction import Redactor
 from reefknot.errors import NoStoreError, NotJsonError, ParameterError, ParameterTypeError
 from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
-from reefknot.idempotency.plain import CallersWork, SyncStore, home_of_store, loop_of, refuse_running_loop, run_on
+from reefknot.idempotency.plain_functions import (
+    CallersWork,
+    SyncStore,
+    home_of_store,
+    loop_of,
+    refuse_running_loop,
+    run_on,
+)
 from reefknot.retrying.functions import ASYNC_GENERATOR, GENERATOR, code_flags, is_async, name_of
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ from reefknot.retrying.failures import failure_from
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.processes import marked_owner
-from reefknot.runtime.redaction import redact
+from reefknot.runtime.redactor import redact
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import run_in_background
 from reefknot.runtime.timeouts import Timeout

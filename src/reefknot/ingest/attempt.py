@@ -63,7 +63,7 @@ from reefknot.queue.model.work import (
 )
 from reefknot.runtime import seeds
 from reefknot.runtime.log import RepeatedErrors, error_text, logger, printable, seconds
-from reefknot.runtime.redaction import redact
+from reefknot.runtime.redactor import redact
 from reefknot.runtime.timeouts import STORE_S
 
 STORE_PAUSE_S = 5.0

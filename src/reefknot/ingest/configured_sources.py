@@ -25,8 +25,8 @@ from reefknot.policy.reading.session import KeyPath, Mark, Problem, dotted
 from reefknot.policy.secrets import resolve
 from reefknot.queue.model.schedules import Timetable, parse
 from reefknot.queue.model.source_health import HealthRules
-from reefknot.runtime.redaction import add_secrets, redact
-from reefknot.stores.port.engine import file_of
+from reefknot.runtime.redactor import add_secrets, redact
+from reefknot.stores.port.engines import file_of
 
 if TYPE_CHECKING:
     from reefknot.ingest.documents import SqliteDocuments

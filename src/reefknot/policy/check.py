@@ -100,17 +100,17 @@ LONGEST_SCHEDULE_NAME = 200
 
 def _alert_problems(tree: Tree, configuration: Configuration) -> Iterator[Problem]:
     """Limits with which an alert would be raised and resolved by the same value."""
-    from reefknot.core import alerts
+    from reefknot.core import alert_rules
 
     for name, limits in configuration.alerts.rules.items():
-        rule = alerts.with_limits(alerts.RULES[name], alerts.AlertLimits(**plain(limits)))
+        rule = alert_rules.with_limits(alert_rules.RULES[name], alert_rules.AlertLimits(**plain(limits)))
         for key in ("threshold", "clear"):
             if rule.most is not None and getattr(rule, key) > rule.most:
                 text = (
                     f"{getattr(rule, key):g} is not accepted; accepted: at most {rule.most:g}, as the value is a share"
                 )
                 yield tree.problem(("alerts", "rules", name, key), text)
-        if alerts.clear_is_beyond(rule) and (rule.most is None or rule.threshold <= rule.most):
+        if alert_rules.clear_is_beyond(rule) and (rule.most is None or rule.threshold <= rule.most):
             side = "at least" if rule.below else "at most"
             accepted = f"{side} the threshold, {rule.threshold:g}: an alert is resolved where it is not raised"
             yield tree.problem(
@@ -118,7 +118,7 @@ def _alert_problems(tree: Tree, configuration: Configuration) -> Iterator[Proble
             )
     webhook = configuration.alerts.webhook
     if webhook is not None and not (is_reference(webhook) or webhook.lower().startswith(("http://", "https://"))):
-        yield tree.problem(WEBHOOK, f"not accepted; accepted: {alerts.WEBHOOKS}, or {ACCEPTED}")
+        yield tree.problem(WEBHOOK, f"not accepted; accepted: {alert_rules.WEBHOOKS}, or {ACCEPTED}")
 
 
 def _timetable_problems(tree: Tree, configuration: Configuration) -> Iterator[Problem]:

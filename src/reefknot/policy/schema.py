@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
+from reefknot.core.policy import RetryStrategy
 from reefknot.policy.secrets import ACCEPTED, is_reference
 from reefknot.policy.sections import NotAcceptedError, Section, Spelling
 from reefknot.runtime.database_urls import database_file
@@ -17,11 +18,7 @@ from reefknot.runtime.database_urls import database_file
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
 StrategyWord = Annotated[
     str,
-    Meta(
-        max_length=64,
-        description="exponential_backoff, linear_backoff, fixed_delay, immediate, no_retry, or a package's own",
-        examples=["exponential_backoff", "linear_backoff", "fixed_delay", "immediate", "no_retry"],
-    ),
+    Meta(max_length=64, description=f"{', '.join(RetryStrategy)}, or a package's own", examples=list(RetryStrategy)),
 ]
 """Packages may offer more names than these, so `dialects` checks them."""
 Timeout = Annotated[int, Meta(ge=1, le=315_360_000_000)]
@@ -396,7 +393,7 @@ def _database_url(url: str) -> str:
 
 
 def _engine_url(url: str) -> str:
-    from reefknot.stores.port.engine import accepted_urls, address_problem
+    from reefknot.stores.port.engines import accepted_urls, address_problem
 
     why = address_problem(url)
     if why is None:

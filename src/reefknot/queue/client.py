@@ -29,6 +29,7 @@ from reefknot.errors import (
     ResultPendingError,
     UnknownJobError,
 )
+from reefknot.queue.model.edited_work import is_replaced, next_record
 from reefknot.queue.model.message_schema import written_assignment
 from reefknot.queue.model.messages import (
     AssignmentOptions,
@@ -42,7 +43,6 @@ from reefknot.queue.model.messages import (
 )
 from reefknot.queue.model.results import answer_of, cancel_reason
 from reefknot.queue.model.submission import SubmissionRules
-from reefknot.queue.model.versions import is_replaced, next_record
 from reefknot.queue.model.work import (
     WorkItem,
     assignment_and_tenant,

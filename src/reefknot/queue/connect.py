@@ -35,7 +35,7 @@ from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.forks import FORKS
 from reefknot.runtime.log import logger
 from reefknot.stores.opening import open_store, options_of, shown_url, store_url
-from reefknot.stores.port.engine import accepted_urls, file_of, is_shared
+from reefknot.stores.port.engines import accepted_urls, file_of, is_shared
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta

@@ -24,7 +24,7 @@ from reefknot.audit.journal import Journal, envelope
 from reefknot.audit.model.event import WorkerGone, timestamp
 from reefknot.errors import NameTakenError, StoreError, StoreReplacedError
 from reefknot.queue.model.routing import WorkerState, worker_state
-from reefknot.queue.model.waiting import FleetFacts, PoolFacts, Unserved, WorkerFacts, unserved
+from reefknot.queue.model.wait_reasons import FleetFacts, PoolFacts, Unserved, WorkerFacts, unserved
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, pool_of, worker_of
 from reefknot.queue.port.control import SILENT_KEPT_S, StatusReport
 from reefknot.queue.port.work_queue import WorkSnapshot

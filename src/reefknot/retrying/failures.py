@@ -29,7 +29,7 @@ from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import class_name
 from reefknot.retrying.exhaustion import is_exhausted
 from reefknot.retrying.functions import UNREADABLE, every_leaf, is_group, leaves_of
-from reefknot.runtime.redaction import on_other_secrets, process_redactor, redact
+from reefknot.runtime.redactor import on_other_secrets, process_redactor, redact
 
 if TYPE_CHECKING:
     from reefknot.retrying.functions import Verdict

@@ -125,7 +125,7 @@ def printable(text: str, *, most: int | None = None, keep: str = "") -> str:
 
 def error_text(error: BaseException) -> str:
     """`Class: message` of an exception without secrets, for a log line."""
-    from reefknot.runtime.redaction import redact
+    from reefknot.runtime.redactor import redact
 
     message = str(error) or ("it took too long" if isinstance(error, TimeoutError) else "")
     return printable(redact(f"{type(error).__name__}{message and ': '}{message}"), most=MAX_ERROR_TEXT)
@@ -133,7 +133,7 @@ def error_text(error: BaseException) -> str:
 
 def log_callback_failure(option: str, error: Exception) -> None:
     """Log that a hook or predicate of the caller raised: it changes nothing, but must not pass unseen."""
-    from reefknot.runtime.redaction import redact
+    from reefknot.runtime.redactor import redact
 
     try:
         message = printable(redact(str(error)), most=MAX_ERROR_TEXT)

@@ -8,13 +8,12 @@ used across a fork. Local disks only: WAL needs shared memory.
 import os
 import random
 import shutil
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import apsw
@@ -129,53 +128,6 @@ def open_read_only(path: str, *, patience: float, check: Callable[[apsw.Connecti
     return patiently(attempt, path, patience)
 
 
-def open_to_copy(path: str, *, check: Callable[[apsw.Connection], object], patience: float = 15.0) -> apsw.Connection:
-    """
-    A connection that only reads a file which others may write meanwhile; nothing is made of its log at the end.
-
-    `check` raises when the file is not the right one.
-    """
-    if not is_writable(path):
-        return open_read_only(path, patience=patience, check=check)
-
-    def attempt() -> apsw.Connection:
-        connection = plain_opener(path, apsw.SQLITE_OPEN_READWRITE)
-        note_open(connection, path)
-        try:
-            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            connection.set_busy_handler(busy_handler(patience))
-            connection.execute("PRAGMA query_only = ON")
-            check(connection)
-        except BaseException:
-            close_connection(connection)
-            raise
-        return connection
-
-    return patiently(attempt, path, patience)
-
-
-def check_unlocked(path: str, seconds: float) -> None:
-    """
-    Raise `StoreLockedError` when the file stays locked for this number of seconds.
-
-    The lock is taken and released without a write. The log stays as it is, even when no other process has the file
-    open. An empty file is not opened, because SQLite would remove the log next to it.
-    """
-    if os.path.getsize(path) == 0:
-        return
-
-    def attempt() -> None:
-        connection = plain_opener(path, apsw.SQLITE_OPEN_READWRITE)
-        try:
-            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-            connection.set_busy_handler(busy_handler(seconds))
-            connection.execute("BEGIN IMMEDIATE; ROLLBACK").fetchall()
-        finally:
-            close_connection(connection)
-
-    patiently(attempt, path, seconds)
-
-
 def is_frozen(path: str) -> bool:
     """Whether no process has the file open, as far as its folder tells: then it is read without locks."""
     real = os.path.realpath(path)
@@ -185,60 +137,6 @@ def is_frozen(path: str) -> bool:
 def _has_log(path: str) -> bool:
     log = f"{os.path.realpath(path)}-wal"
     return os.path.exists(log) and os.path.getsize(log) > 0
-
-
-LogState = Literal["", "damaged", "uncommitted"]
-_LOG_HEADER = 32
-_FRAME_HEADER = 24
-_LOOKS = 3
-_LOOK_AGAIN_S = 0.05
-
-
-def log_state(path: str) -> tuple[int, LogState]:
-    """
-    The size of a file's log in bytes, and why SQLite finds nothing in it; "" when there is something, or no log at all.
-
-    "damaged": its header, which is synced before anything else is written, is not valid. "uncommitted": its first
-    transaction is incomplete, as after a crash in the middle of it. The next writer of the file drops such a log.
-    """
-    name = f"{os.path.realpath(path)}-wal"
-    size = 0
-    state: LogState = ""
-    with suppress(OSError):
-        for look in range(_LOOKS if os.path.isfile(name) else 0):  # a pipe is not opened: it may have no other end
-            if look:
-                time.sleep(_LOOK_AGAIN_S)  # another process may be restarting the log right now
-            with open(name, "rb") as log:
-                size = os.fstat(log.fileno()).st_size
-                state = _first_commit(log) if size > _LOG_HEADER else ""
-            if not state:
-                break
-    return size, state
-
-
-def _first_commit(log: IO[bytes]) -> LogState:
-    """The state of a log, read up to its first commit. The format: https://www.sqlite.org/fileformat2.html#walformat"""
-    header = log.read(_LOG_HEADER)
-    magic, _, page = struct.unpack(">3I", header[:12])
-    order = {0x377F0682: "<", 0x377F0683: ">"}.get(magic)
-    total = (0, 0) if order is None else _checksum(header[:24], (0, 0), order)
-    if order is None or total != struct.unpack(">2I", header[24:]) or not 512 <= page <= 65536:
-        return "damaged"
-    while len(frame := log.read(_FRAME_HEADER + page)) == _FRAME_HEADER + page:
-        total = _checksum(frame[:8] + frame[_FRAME_HEADER:], total, order)
-        if frame[8:16] != header[16:24] or total != struct.unpack(">2I", frame[16:_FRAME_HEADER]):
-            break
-        if frame[4:8] != bytes(4):  # the size of the database, in the last frame of a transaction
-            return ""
-    return "uncommitted"
-
-
-def _checksum(data: bytes, total: tuple[int, int], order: str) -> tuple[int, int]:
-    first, second = total
-    for one, other in struct.iter_unpack(f"{order}2I", data):
-        first = (first + one + second) & 0xFFFFFFFF
-        second = (second + other + first) & 0xFFFFFFFF
-    return first, second
 
 
 def is_writable(path: str) -> bool:

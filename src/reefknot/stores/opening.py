@@ -21,7 +21,7 @@ from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.runtime.clocks import clock_of_this_loop, in_virtual_loop
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import printable
-from reefknot.stores.port.engine import OpenOptions, accepted_urls, engine_of, file_of, has_file, located
+from reefknot.stores.port.engines import OpenOptions, accepted_urls, engine_of, file_of, has_file, located
 from reefknot.stores.retention import RetentionJob
 
 if TYPE_CHECKING:

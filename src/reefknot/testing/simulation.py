@@ -19,7 +19,7 @@ from reefknot.clock import SteadyClock, using_clock
 from reefknot.console.operations.audit import EventFilter, EventQuery
 from reefknot.console.operations.operator import Operator
 from reefknot.console.operations.quarantine import QuarantineQuery, list_quarantined
-from reefknot.console.operations.waiting import waits_of
+from reefknot.console.operations.waits import waits_of
 from reefknot.console.words.events import event_fields
 from reefknot.core.redaction import Redactor
 from reefknot.errors import JobsStuckError, ResultPendingError
@@ -28,7 +28,7 @@ from reefknot.policy.settings import Settings
 from reefknot.queue.model.messages import ExecResult
 from reefknot.queue.model.results import answer_of
 from reefknot.queue.model.schedules import next_due
-from reefknot.queue.model.waiting import span
+from reefknot.queue.model.wait_reasons import span
 from reefknot.queue.model.work import SCHEDULED, WorkItem, WorkState, is_over
 from reefknot.queue.router.settings import settings_from as router_settings
 from reefknot.runtime.clocks import LoopClock, VirtualLoop

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from reefknot.app.block_settings import Modules, blocks_of, warn_of_lost_retries
+from reefknot.app.blocks import Modules, blocks_of, warn_of_lost_retries
 from reefknot.console.operations.audit import EventQuery
 from reefknot.core import checks
 from reefknot.errors import (

@@ -1,7 +1,5 @@
 """The activity of all systems over a store: kept over their ends, added up once, and cheap for those at rest."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any
@@ -78,9 +76,7 @@ async def test_the_last_sample_holds_while_its_system_runs_and_is_no_value_of_no
         status = {"activity": msgspec.to_builtins(one.status(), str_keys=True)}
         found = await store_activity(store, [status]), await store_activity(store)
         living, dead = (series(record.buckets, clock.wall())["queued"] for record in found)
-    assert living[-31:] == [0.0] * 31
-    assert living[:-31] == [None] * 59
-    assert dead[-30:] == [None] * 30
+    assert (living[-31:], living[:-31], dead[-30:]) == ([0.0] * 31, [None] * 59, [None] * 30)
     assert [value for value in dead if value is not None] == [0.0]
 
 
@@ -248,6 +244,5 @@ async def test_the_last_day_is_the_same_from_every_process_and_over_restarts() -
             await asyncio.sleep(3600)
     found = await store_activity(store)
     day = series(found.coarse["24h"], clock.wall(), steps=96, step_s=900)
-    assert sum(day["quarantined"]) == 30
-    assert sum(bool(one) for one in day["quarantined"]) == 10
+    assert (sum(day["quarantined"]), sum(bool(one) for one in day["quarantined"])) == (30, 10)
     assert sum(series(found.coarse["2h"], clock.wall(), steps=60, step_s=120)["quarantined"]) in (3, 6)

@@ -1,7 +1,5 @@
 """What callers give is refused by name, before anything is opened or begun."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

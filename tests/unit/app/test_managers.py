@@ -1,7 +1,5 @@
 """`RetryManager` and `IdempotencyManager`: categories, keys and events on top of the retry loop."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -14,13 +12,7 @@ import pytest
 import reefknot as rk
 from reefknot.app import managers
 from reefknot.audit.model.chain import Head
-from reefknot.audit.model.event import (
-    RetryAttempt,
-    RetryExhausted,
-    RetryRecovered,
-    RetryRefused,
-    TimeoutOccurred,
-)
+from reefknot.audit.model.event import RetryAttempt, RetryExhausted, RetryRecovered, RetryRefused, TimeoutOccurred
 from reefknot.audit.model.replay import replay
 from reefknot.audit.port import AuditEntry, AuditQuery
 from reefknot.policy.book import PolicyBook
@@ -330,8 +322,7 @@ async def test_fail_closed_after_the_effect_does_not_make_it_happen_again(store:
         await put(manager, work, idempotency_key="k")
     log.down = False
     await asyncio.sleep(2)
-    assert await put(manager, work, idempotency_key="k") == "ok"
-    assert calls == 2
+    assert (await put(manager, work, idempotency_key="k"), calls) == ("ok", 2)
     assert log.types == ["retry_attempt", "retry_recovered", "idempotency", "idempotency"]
 
 
@@ -427,8 +418,7 @@ async def test_a_cleared_key_is_done_again(store: Store) -> None:
     for _ in range(2):
         await put(manager, work, idempotency_key="k")
         await manager.idempotency_manager.clear_idempotency("k")
-    assert await actions_in(store.audit) == ["record", "forget", "record", "forget"]
-    assert work.calls == 2
+    assert (await actions_in(store.audit), work.calls) == (["record", "forget", "record", "forget"], 2)
 
 
 # ---- without arguments -----------------------------------------------------------------------------------------------

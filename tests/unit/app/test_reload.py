@@ -1,7 +1,5 @@
 """Reload of policies inside a system: which book a job follows, and what a reload leaves alone."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +9,7 @@ import pytest
 
 from reefknot.app.reload import PolicyReload
 from reefknot.app.system import System, running_system, worker_settings
-from reefknot.audit.copies import kept_events
-from reefknot.audit.journal import Journal
+from reefknot.audit import copies, journal
 from reefknot.audit.model.event import OperatorAction, decode
 from reefknot.core.failure import ErrorCode
 from reefknot.policy.check import other_changes
@@ -62,9 +59,9 @@ async def retries_around_a_reload(folder: Path) -> tuple[int, int]:
     """The retries of a job that has begun while the file changes from 1 retry to 3, and of a later one."""
     settings = written(folder, retries=1)
     step, clock = Gated(), SystemClock()
-    async with open_store("memory:") as store, kept_events(store, settings) as books, asyncio.timeout(60):
+    async with open_store("memory:") as store, copies.kept_events(store, settings) as books, asyncio.timeout(60):
         reload = PolicyReload(
-            settings, lambda: written(folder, retries=3), books=books, journal=Journal(store.audit), clock=clock
+            settings, lambda: written(folder, retries=3), books=books, journal=journal.Journal(store.audit), clock=clock
         )
         system = System(store, clock, settings=worker_settings(settings), blocks={step.type: step}, reload=reload)
         await system.start()

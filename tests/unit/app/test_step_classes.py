@@ -1,7 +1,5 @@
 """Classes of work: a step brings its own, whoever submits it, and a class that no worker has is told."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Several systems over one store: who lives, who is called what, and what they say of themselves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -160,9 +160,7 @@ async def test_trimming_goes_to_the_event_and_leaves_an_anchor(path: Path) -> No
         assert await log.verify() == []
 
 
-async def test_trimming_everything_leaves_a_chain_that_goes_on_and_no_proof_of_earlier_heads(
-    log: JsonLinesLog,
-) -> None:
+async def test_trimming_everything_leaves_a_chain_that_goes_on_and_no_proof_of_earlier_heads(log: JsonLinesLog) -> None:
     early = await log.append([entry(1)])
     await log.append([entry(2)])
     assert await log.trim(1000) == 2

@@ -8,17 +8,7 @@ import msgspec
 import pytest
 
 from reefknot.audit.journal import envelope
-from reefknot.audit.metrics import (
-    MOST_BLOCKS,
-    SPANS,
-    STEPS,
-    ActivityRecord,
-    EventCounters,
-    added,
-    held,
-    less,
-    series,
-)
+from reefknot.audit.metrics import MOST_BLOCKS, SPANS, STEPS, ActivityRecord, EventCounters, added, held, less, series
 from reefknot.audit.model.event import (
     Admission,
     BreakerEvent,

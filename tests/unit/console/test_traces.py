@@ -1,7 +1,5 @@
 """Spans of the library, of jobs in one process and of syncs, as a tracer provider gets them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

@@ -13,38 +13,24 @@ from reefknot.core.policy import ALIASES, Jitter, RetryPolicy, RetryStrategy, cl
 from reefknot.errors import ParameterError, ParameterTypeError, shown
 from tests.rows import for_each_row
 
-DEFAULTS = {
-    "strategy": RetryStrategy.EXPONENTIAL_BACKOFF,
-    "max_attempts": 3,
-    "base_delay": 1.0,
-    "max_delay": 30.0,
-    "multiplier": 2.0,
-    "jitter": Jitter.PROPORTIONAL,
-    "jitter_factor": 0.1,
-    "time_budget": inf,
-    "attempt_timeout": inf,
-    "max_retry_after": 300.0,
-    "retryable": True,
-    "whole_seconds": False,
-    "retryable_exceptions": (),
-    "non_retryable_exceptions": (),
+FIELDS: dict[str, tuple[Any, Any]] = {
+    "strategy": (RetryStrategy.EXPONENTIAL_BACKOFF, RetryStrategy.FIXED_DELAY),
+    "max_attempts": (3, 9),
+    "base_delay": (1.0, 0.5),
+    "max_delay": (30.0, 31.0),
+    "multiplier": (2.0, 3.0),
+    "jitter": (Jitter.PROPORTIONAL, Jitter.FULL),
+    "jitter_factor": (0.1, 0.2),
+    "time_budget": (inf, 60.0),
+    "attempt_timeout": (inf, 7.0),
+    "max_retry_after": (300.0, 10.0),
+    "retryable": (True, False),
+    "whole_seconds": (False, True),
+    "retryable_exceptions": ((), ("builtins.OSError",)),
+    "non_retryable_exceptions": ((), ("builtins.KeyError",)),
 }
-OTHERS: dict[str, Any] = {
-    "strategy": RetryStrategy.FIXED_DELAY,
-    "max_attempts": 9,
-    "base_delay": 0.5,
-    "max_delay": 31.0,
-    "multiplier": 3.0,
-    "jitter": Jitter.FULL,
-    "jitter_factor": 0.2,
-    "time_budget": 60.0,
-    "attempt_timeout": 7.0,
-    "max_retry_after": 10.0,
-    "retryable": False,
-    "whole_seconds": True,
-    "retryable_exceptions": ("builtins.OSError",),
-    "non_retryable_exceptions": ("builtins.KeyError",),
-}
+DEFAULTS = {name: default for name, (default, _) in FIELDS.items()}
+OTHERS = {name: other for name, (_, other) in FIELDS.items()}
 
 
 def made(**fields: Any) -> RetryPolicy:
@@ -391,13 +377,10 @@ def test_every_other_spelling_works_in_replace_and_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("fields", "parameter"),
     [
-        ({"max_attempts": 3, "attempts": 5}, "attempts"),
-        ({"max_attempts": 4, "attempts": 5}, "attempts"),
+        *(({"max_attempts": most, "attempts": 5}, "attempts") for most in (3, 4)),
         ({"time_budget": 3, "deadline": 5}, "deadline"),
-        ({"attempts": 0}, "attempts"),
-        ({"attempts": 1.5}, "attempts"),
-        ({"deadline": -1}, "deadline"),
-        ({"deadline": "soon"}, "deadline"),
+        *(({"attempts": wrong}, "attempts") for wrong in (0, 1.5)),
+        *(({"deadline": wrong}, "deadline") for wrong in (-1, "soon")),
     ],
 )
 def test_two_spellings_must_agree_and_an_error_names_the_one_given(fields: Any, parameter: str) -> None:

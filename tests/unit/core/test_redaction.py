@@ -228,11 +228,7 @@ def test_a_key_may_tell_that_its_value_is_secret(name: str, is_secret: bool) -> 
 def test_secrets_are_hidden_at_every_depth_and_what_lies_too_deep_as_a_whole() -> None:
     hide = Redactor(["swordfish"])
     data = {"a": [1, None, True, 2.5, ("swordfish", {"b": "token=x"})], "swordfish": "y", 7: "z"}
-    assert hide.tree(data) == {
-        "a": [1, None, True, 2.5, [HIDDEN, {"b": f"token={HIDDEN}"}]],
-        HIDDEN: "y",
-        "7": "z",
-    }
+    assert hide.tree(data) == {"a": [1, None, True, 2.5, [HIDDEN, {"b": f"token={HIDDEN}"}]], HIDDEN: "y", "7": "z"}
 
     assert Redactor().tree([[["x"]]], deepest=3) == [[["x"]]]
     assert Redactor().tree([[["x"]]], deepest=2) == [[HIDDEN]]
@@ -301,8 +297,7 @@ def test_what_was_cleaned_once_is_not_changed_by_cleaning_it_again(text: str) ->
 
 @for_each_row("secret", ['p"q\\r-1234', "line one\nline two", "pässwörd-1234", 'it\'s-"both"', "tab\there"])
 @for_each_row(
-    "shown",
-    [repr, json.dumps, lambda text: json.dumps(text, ensure_ascii=False), lambda text: str(KeyError(text))],
+    "shown", [repr, json.dumps, lambda text: json.dumps(text, ensure_ascii=False), lambda text: str(KeyError(text))]
 )
 def test_a_configured_secret_is_found_in_its_escaped_forms(secret: str, shown: Callable[[str], str]) -> None:
     text = Redactor([secret])(f"it said {shown(secret)} and stopped")

@@ -291,6 +291,3 @@ def test_a_share_of_the_fleets_tokens_caps_them_and_what_was_spent_stays_spent()
         throttle.share(0.5, per_second=0.1)
     with pytest.raises(ParameterError, match="per_second"):
         throttle.share(1.0, per_second=-0.1)
-
-
-# ---- debt ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """The stores that effects are guarded by: every such test runs on each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -8,17 +8,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from typing import Any
 
-from reefknot import clock
+from reefknot import clock, errors
 from reefknot.audit.journal import Journal, envelope
 from reefknot.audit.model.event import AnyEvent, IdempotencyEvent, decode
 from reefknot.audit.port import AuditEntry, AuditLog, AuditQuery
-from reefknot.errors import StoreUnavailableError
 from reefknot.idempotency.events import KeyEvents
 from reefknot.idempotency.model import Claim, ClaimResult, Ending, KeyRecord
 from reefknot.idempotency.once import KeyOptions, Once
 from reefknot.idempotency.port import IdempotencyStore
 
-DOWN = StoreUnavailableError("test", "the disk is on fire", "wait")
+DOWN = errors.StoreUnavailableError("test", "the disk is on fire", "wait")
 
 
 class Failing:

@@ -11,13 +11,11 @@ from uuid import UUID
 import pytest
 
 import reefknot as rk
+from reefknot import errors, testing
 from reefknot.audit.model.event import IdempotencyEvent
-from reefknot.errors import AuditUnavailableError
 from reefknot.idempotency import decorator as module
-from reefknot.idempotency.decorator import in_scope
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.testing import run_virtual
 from tests.unit.idempotency.failing_store import actions_in, events_in
 
 
@@ -48,8 +46,7 @@ async def test_the_effect_happens_once_for_each_key(url: str) -> None:
     assert charged == ["a", "b"]
     assert [event.action for event in events if isinstance(event, IdempotencyEvent)] == ["record", "hit", "record"]
     assert {getattr(event, "operation", "") for event in events} == {charge.__qualname__}
-    assert charge.__name__ == "charge"
-    assert charge.__doc__ == "Takes the money."
+    assert (charge.__name__, charge.__doc__) == ("charge", "Takes the money.")
 
 
 def test_without_a_store_the_error_says_what_to_do() -> None:
@@ -57,7 +54,7 @@ def test_without_a_store_the_error_says_what_to_do() -> None:
     async def work() -> None: ...
 
     with pytest.raises(rk.NoStoreError, match="open_store"):
-        run_virtual(work())
+        testing.run_virtual(work())
 
 
 async def test_a_store_given_is_used_whatever_is_in_scope() -> None:
@@ -314,14 +311,14 @@ async def test_on_audit_failure_decides_what_a_failing_log_means(
     store = MemoryStore(VirtualClock())
     other = MemoryStore(VirtualClock())
     store.audit = other.audit  # a log of its own: its events are written when the change has happened
-    with in_scope(store):
+    with module.in_scope(store):
         monkeypatch.setattr(other.audit, "append", down)
         if setting != "fail_closed":
             assert [await charge("a"), await charge("b")] == ["a", "b"]
             return
-        with pytest.raises(AuditUnavailableError):
+        with pytest.raises(errors.AuditUnavailableError):
             await charge("a")
-        with pytest.raises(AuditUnavailableError):
+        with pytest.raises(errors.AuditUnavailableError):
             await charge("b")  # nothing begins while events of earlier work are on no record
         assert charged == ["a"]
         monkeypatch.undo()

@@ -79,10 +79,7 @@ RECEIPT = Receipt.model_validate(
     ("first", "other"),
     [
         (Order(id="o", cents=1), Order(id="o", cents=99)),
-        (
-            Order(id="o", cents=1, lines=[Line(name="rope")]),
-            Order(id="o", cents=1, lines=[Line(name="rope", count=2)]),
-        ),
+        (Order(id="o", cents=1, lines=[Line(name="rope")]), Order(id="o", cents=1, lines=[Line(name="rope", count=2)])),
         (AttrsOrder("o", 1), AttrsOrder("o", 99)),
         (StructOrder("o", 1), StructOrder("o", 99)),
         (WithModel("o", Order(id="o", cents=1)), WithModel("o", Order(id="o", cents=99))),
@@ -184,8 +181,7 @@ async def test_without_a_type_a_model_is_given_back_as_a_dataclass_is(url: str) 
     async with rk.open_store(url):
         for one in (Order(id="o", cents=1, lines=[]), StructOrder("o", 1)):
             first, later = await make(one), await make(one)
-            assert first == later
-            assert (first["id"], first["cents"]) == ("o", 1)
+            assert (first, first["id"], first["cents"]) == (later, "o", 1)
 
 
 # ---- what cannot be kept ---------------------------------------------------------------------------------------------

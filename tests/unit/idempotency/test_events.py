@@ -1,7 +1,5 @@
 """`KeyEvents`: the events of one call on a key, each written once."""
 
-from __future__ import annotations
-
 import pytest
 
 from reefknot.audit.journal import Journal

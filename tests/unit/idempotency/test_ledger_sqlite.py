@@ -18,22 +18,8 @@ import msgspec
 import pydantic
 import pytest
 
-from reefknot.errors import (
-    IdempotencyError,
-    KeyConflictError,
-    KeyInProgressError,
-    KeyTooLongError,
-    NotJsonError,
-    OutcomeUnknownError,
-    ParameterError,
-    ParameterTypeError,
-    ResultTooLargeError,
-    StoreCorruptError,
-    StoreUnavailableError,
-    StoreVersionError,
-)
-from reefknot.idempotency.ledger import ledger
-from reefknot.idempotency.ledger.claims import LARGEST_RESULT
+from reefknot import errors
+from reefknot.idempotency.ledger import claims, ledger
 from tests.rows import for_each_row
 
 pytestmark = pytest.mark.real_time
@@ -229,7 +215,7 @@ def test_a_body_that_forgets_to_look_has_no_second_effect_and_may_not_set_a_resu
     for _ in range(2):
         with ledger(conn).once("a"):
             conn.execute("INSERT INTO effect VALUES (1)")
-    with pytest.raises(IdempotencyError, match=r"if claim\.done"):
+    with pytest.raises(errors.IdempotencyError, match=r"if claim\.done"):
         write_and_answer(conn, "again")
     assert effects(path) == 1
 
@@ -296,7 +282,11 @@ def test_a_result_comes_back_as_json_or_as_its_type_to_the_first_caller_too(conn
 
 @pytest.mark.parametrize(
     ("value", "error"),
-    [(object(), NotJsonError), (float("nan"), NotJsonError), ("x" * LARGEST_RESULT, ResultTooLargeError)],
+    [
+        (object(), errors.NotJsonError),
+        (float("nan"), errors.NotJsonError),
+        ("x" * claims.LARGEST_RESULT, errors.ResultTooLargeError),
+    ],
 )
 def test_a_result_that_cannot_be_recorded_undoes_the_effect(
     conn: Any, path: str, value: object, error: type[Exception]
@@ -308,13 +298,13 @@ def test_a_result_that_cannot_be_recorded_undoes_the_effect(
 
 def test_a_result_of_the_largest_size_is_kept_and_a_block_is_entered_once(conn: Any) -> None:
     with ledger(conn).once("a") as claim:
-        claim.result = "x" * (LARGEST_RESULT - 2)
+        claim.result = "x" * (claims.LARGEST_RESULT - 2)
     with ledger(conn).once("a") as claim:
-        assert len(claim.result) == LARGEST_RESULT - 2
+        assert len(claim.result) == claims.LARGEST_RESULT - 2
 
     block = ledger(conn).once("a")
     enter(block)
-    with pytest.raises(IdempotencyError, match="entered before"):
+    with pytest.raises(errors.IdempotencyError, match="entered before"):
         enter(block)
 
 
@@ -324,7 +314,7 @@ def test_a_result_of_the_largest_size_is_kept_and_a_block_is_entered_once(conn: 
 def test_a_key_with_another_fingerprint_is_refused_with_both(conn: Any) -> None:
     book = ledger(conn)
     enter(book.once("a", fingerprint="f1"))
-    with pytest.raises(KeyConflictError) as caught:
+    with pytest.raises(errors.KeyConflictError) as caught:
         enter(book.once("a", fingerprint="f2"))
     assert (caught.value.recorded, caught.value.given) == ("f1", "f2")
     assert not conn.in_transaction
@@ -338,7 +328,7 @@ def test_what_is_no_connection_of_a_known_driver_is_refused() -> None:
         """The name alone does not make one."""
 
     for thing in (Connection(), None, "app.db"):
-        with pytest.raises(ParameterTypeError, match="sqlite3, apsw or psycopg"):
+        with pytest.raises(errors.ParameterTypeError, match="sqlite3, apsw or psycopg"):
             ledger(thing)
 
 
@@ -348,11 +338,11 @@ TABLES = ("", "1a", "a-b", 'a"b', "a;DROP TABLE effect", "a.b.c", "a b", "x" * 6
 @for_each_row(
     ("options", "key", "error"),
     [
-        *(({}, key, ParameterError) for key in ("", "\0")),
-        ({}, 7, ParameterTypeError),
-        ({}, "x" * 513, KeyTooLongError),
-        *(({"table": table}, "a", ParameterError) for table in TABLES),
-        *(({"wait": wait}, "a", ParameterError) for wait in (-1, float("nan"), float("inf"), True, "1")),
+        *(({}, key, errors.ParameterError) for key in ("", "\0")),
+        ({}, 7, errors.ParameterTypeError),
+        ({}, "x" * 513, errors.KeyTooLongError),
+        *(({"table": table}, "a", errors.ParameterError) for table in TABLES),
+        *(({"wait": wait}, "a", errors.ParameterError) for wait in (-1, float("nan"), float("inf"), True, "1")),
     ],
 )
 def test_a_bad_key_a_table_that_is_no_identifier_and_a_wait_that_is_no_time_are_refused(
@@ -395,14 +385,14 @@ def test_a_block_that_ends_its_own_transaction_is_told(
 ) -> None:
     if joined:
         conn.execute("BEGIN")
-    with pytest.raises(IdempotencyError, match="ended its own transaction"):
+    with pytest.raises(errors.IdempotencyError, match="ended its own transaction"):
         write_and_end(conn, end)
     conn.rollback()
 
     if end is roll_back:
         assert pay(conn) == {"paid": 20}
     else:  # committed without its result: whether the whole effect happened, nobody can tell
-        with pytest.raises(OutcomeUnknownError):
+        with pytest.raises(errors.OutcomeUnknownError):
             pay(conn)
     assert effects(path) == 1
 
@@ -422,10 +412,10 @@ def no_database(connect: Connect) -> Connect:
 @pytest.mark.parametrize(
     ("conn", "table", "error", "says"),
     [
-        (sqlite3.connect, "effect", StoreVersionError, "not a ledger"),
-        (read_only, "reefknot_ledger", StoreUnavailableError, "may not be written"),
-        (no_database(sqlite3.connect), "reefknot_ledger", StoreCorruptError, None),
-        (no_database(apsw.Connection), "reefknot_ledger", StoreCorruptError, None),
+        (sqlite3.connect, "effect", errors.StoreVersionError, "not a ledger"),
+        (read_only, "reefknot_ledger", errors.StoreUnavailableError, "may not be written"),
+        (no_database(sqlite3.connect), "reefknot_ledger", errors.StoreCorruptError, None),
+        (no_database(apsw.Connection), "reefknot_ledger", errors.StoreCorruptError, None),
     ],
     indirect=["conn"],
 )
@@ -455,7 +445,7 @@ def test_a_busy_handler_of_the_callers_own_is_left_in_place(path: str) -> None:
         return False
 
     two.set_busy_handler(handler)
-    with ledger(one).once("a"), pytest.raises(KeyInProgressError):
+    with ledger(one).once("a"), pytest.raises(errors.KeyInProgressError):
         pay(two, wait=0)
     assert asked == [0]
     one.close()
@@ -496,7 +486,7 @@ async def test_a_second_task_waits_for_the_first_without_blocking_the_loop(
 def test_a_wait_is_bounded_and_the_busy_timeout_is_put_back(conn: Any, path: str) -> None:
     conn.execute("PRAGMA busy_timeout = 3000")
     with closing(plain(path, conn)) as one, ledger(one).once("a"):
-        with pytest.raises(KeyInProgressError, match="write lock") as caught:
+        with pytest.raises(errors.KeyInProgressError, match="write lock") as caught:
             pay(conn, wait=0.02)
         assert "lease" not in str(caught.value)
     assert not conn.in_transaction
@@ -509,7 +499,7 @@ def test_a_joined_transaction_that_read_an_old_state_is_told_to_start_over(path:
     one, two = apsw.Connection(path), apsw.Connection(path)
     list(two.execute("BEGIN; SELECT * FROM effect"))
     pay(one)
-    with pytest.raises(StoreUnavailableError, match="no longer the latest"):
+    with pytest.raises(errors.StoreUnavailableError, match="no longer the latest"):
         pay(two)
     two.execute("ROLLBACK")
     assert pay(two) == {"paid": 20}
@@ -522,7 +512,7 @@ async def test_two_tasks_in_blocks_of_one_connection_are_refused(conn: Any, path
     """Joining, the second would report as done what the first may still undo."""
     block = ledger(conn).once("a")
     await block.__aenter__()
-    with pytest.raises(IdempotencyError, match="give each its own connection"):
+    with pytest.raises(errors.IdempotencyError, match="give each its own connection"):
         await asyncio.create_task(_pay_async(conn))
     await block.__aexit__(ValueError, ValueError(), None)
     assert await asyncio.create_task(_pay_async(conn)) == {"paid": 20}

@@ -13,15 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from reefknot import errors
-from reefknot.idempotency import unrecorded
+from reefknot import errors, idempotency, testing
 from reefknot.idempotency.model import Claimed, Done, KeyRecord, KeyState, Released
 from reefknot.idempotency.once import KeyOptions, Mode, Once, mode_named
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.processes import process_mark
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import open_store
-from reefknot.testing import run_virtual
 from tests.stories import InLoop
 from tests.unit.idempotency.failing_store import Failing, actions_in, key_events, once
 from tests.unit.runtime.test_processes import gone_process
@@ -92,8 +90,7 @@ async def test_the_second_caller_gets_the_recorded_answer_and_no_effect(
 ) -> None:
     effect = Effect(gives=gives)
     assert await once(keys, "k", effect) == answer
-    assert await once(keys, "k", effect) == answer
-    assert effect.times == 1
+    assert (await once(keys, "k", effect), effect.times) == (answer, 1)
     assert await actions_in(keys.audit) == ["record", "hit"]
 
 
@@ -120,8 +117,7 @@ async def sixteen_callers(run: Any, keys: int) -> tuple[Counter[str], dict[str, 
 
 async def test_sixteen_callers_of_many_keys_one_effect_each_and_no_two_answers(keys: Failing) -> None:
     effects, answers = await sixteen_callers(lambda key, work: once(keys, key, work), 50)
-    assert (len(effects), set(effects.values())) == (50, {1})
-    assert {len(given) for given in answers.values()} == {1}
+    assert (len(effects), set(effects.values()), {len(given) for given in answers.values()}) == (50, {1}, {1})
 
 
 async def test_control_checking_first_and_acting_then_runs_effects_more_than_once(keys: Failing) -> None:
@@ -228,8 +224,7 @@ async def test_a_caller_waits_no_longer_than_its_limit(keys: Failing, wait: floa
     assert 0 < refused.value.retry_after <= 60
     assert asyncio.get_running_loop().time() - began == pytest.approx(wait, abs=0.1)
     await first
-    assert await actions_in(keys.audit) == ["in_progress", "record"]
-    assert effect.times == 1
+    assert (await actions_in(keys.audit), effect.times) == (["in_progress", "record"], 1)
 
 
 async def test_when_the_first_one_fails_a_waiting_caller_tries_itself(keys: Failing) -> None:
@@ -248,8 +243,7 @@ async def test_work_that_takes_longer_than_its_lease_keeps_it(keys: Failing) -> 
     first = await begun(once(keys, "k", effect, KeyOptions(lease=6)), 200)
     with pytest.raises(errors.KeyInProgressError):
         await once(keys, "k", effect, NOT_WAITING)
-    assert await first == {"time": 1}
-    assert effect.times == 1
+    assert (await first, effect.times) == ({"time": 1}, 1)
 
 
 async def test_a_zombie_is_refused_and_its_work_cancelled(keys: Failing) -> None:
@@ -342,8 +336,7 @@ async def test_a_caller_cancelled_while_its_result_is_recorded_does_not_undo_the
 ) -> None:
     effect = Effect()
     await cancelled(await begun(once(Slow(keys), "k", effect, chain=chain), 2))
-    assert await once(keys, "k", effect) == {"time": 1}
-    assert effect.times == 1
+    assert (await once(keys, "k", effect), effect.times) == ({"time": 1}, 1)
     await asyncio.sleep(1)
     assert sorted(await actions_in(keys.audit)) == ["hit", "record"]
 
@@ -397,8 +390,7 @@ async def test_under_a_guard_an_exception_leaves_the_outcome_to_a_person(keys: F
     with pytest.raises(errors.OutcomeUnknownError):
         await once(keys, "k", effect, GUARD)
     assert "did it arrive?" in ((await record_of(keys)).failure or "")
-    assert await actions_in(keys.audit) == ["unknown", "unknown"]
-    assert effect.times == 1
+    assert (await actions_in(keys.audit), effect.times) == (["unknown", "unknown"], 1)
 
     await keys.resolve("k", Done('"it arrived"'))
     assert await once(keys, "k", effect, GUARD) == "it arrived"
@@ -429,8 +421,7 @@ async def test_under_a_guard_cancelled_work_is_unknown(keys: Failing) -> None:
 async def test_a_record_is_tried_again_with_one_event_and_the_effect_is_not(keys: Failing) -> None:
     effect = Effect()
     keys.fails["finish"] = 4
-    assert await once(keys, "k", effect) == {"time": 1}
-    assert (effect.times, keys.calls["finish"]) == (1, 5)
+    assert (await once(keys, "k", effect), effect.times, keys.calls["finish"]) == ({"time": 1}, 1, 5)
     assert await actions_in(keys.audit) == ["record"]
 
     keys.done_but_lost["finish"] = 2
@@ -474,8 +465,7 @@ async def test_a_remembered_result_outlives_its_lease_in_this_process(keys: Fail
     keys.fails["finish"] = 5
     await once(keys, "k", effect, KeyOptions(lease=6))
     await asyncio.sleep(100)
-    assert await once(keys, "k", effect, KeyOptions(lease=6)) == {"time": 1}
-    assert effect.times == 1
+    assert (await once(keys, "k", effect, KeyOptions(lease=6)), effect.times) == ({"time": 1}, 1)
 
 
 async def test_a_result_that_another_owner_recorded_meanwhile_counts(keys: Failing) -> None:
@@ -496,7 +486,7 @@ async def test_what_could_not_be_recorded_is_written_when_the_store_works_again(
 
 
 async def test_no_new_work_begins_while_too_much_is_unrecorded(keys: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unrecorded, "MOST_UNRECORDED", 2)
+    monkeypatch.setattr(idempotency.unrecorded, "MOST_UNRECORDED", 2)
     effect = Effect()
     await once(keys, "earlier", effect)
     keys.fails["finish"] = 10
@@ -560,7 +550,7 @@ def test_neither_a_store_nor_its_memory_is_kept_alive() -> None:
         await once(keys, "k", Effect())
         return weakref.ref(keys)
 
-    gone = run_virtual(main())
+    gone = testing.run_virtual(main())
     gc.collect()
     assert gone() is None
 

@@ -1,7 +1,5 @@
 """The store in scope."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

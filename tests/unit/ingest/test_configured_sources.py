@@ -16,7 +16,7 @@ from reefknot.ingest.configured_sources import (
 from reefknot.ingest.port import Document
 from reefknot.policy.layers import read_text
 from reefknot.policy.settings import Settings, settings_of
-from reefknot.runtime.redaction import redact
+from reefknot.runtime.redactor import redact
 
 SECRET = "hush-4711-hush"
 ONE = "sources:\n  code:\n    connector: github_repository\n    repository: a/b\n    token: env:CODE_TOKEN\n"
@@ -39,8 +39,7 @@ def test_a_source_has_its_own_settings_and_those_of_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [("", "by hand"), ("    on_change: true\n", "on change"), ("    every: 90s\n", "every 90s")],
+    ("line", "words"), [("", "by hand"), ("    on_change: true\n", "on change"), ("    every: 90s\n", "every 90s")]
 )
 def test_a_schedule_is_told_in_words(tmp_path: Path, line: str, words: str) -> None:
     (source,) = sources_of(written(ONE + line, tmp_path))

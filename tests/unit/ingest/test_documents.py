@@ -142,10 +142,7 @@ async def test_a_value_of_a_wrong_type_is_the_connectors_mistake_and_not_the_sto
     field: str, value: Any, documents: SqliteDocuments
 ) -> None:
     wrong = replace(ONE.documents[0], **{field: value})
-    for writing in (
-        documents.keep("notes", Page("1", (wrong,)), after=Position()),
-        documents.put("notes", [wrong]),
-    ):
+    for writing in (documents.keep("notes", Page("1", (wrong,)), after=Position()), documents.put("notes", [wrong])):
         with pytest.raises(ParameterError, match=rf"^{field}=.* at .*{wrong.location}.*correct the connector"):
             await writing
     await documents.keep("notes", ONE, after=Position())

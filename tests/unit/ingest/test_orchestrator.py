@@ -18,12 +18,11 @@ from reefknot.ingest.orchestrator import IngestionOrchestrator
 from reefknot.ingest.port import Document, FetchRequest, ItemFailure, Page
 from reefknot.ingest.sync import SyncSummary
 from reefknot.queue.model.work import WorkItem, WorkState
-from tests.unit.ingest.world import Crowd, FunctionConnector, MemorySink, World, document, page
+from tests.unit.ingest.world import Crowd, FunctionConnector, MemorySink, World, document, numbered, page
 
 
 async def three_pages(request: FetchRequest) -> Page:
-    number = int(request.cursor or "0")
-    return page(f"a{number}", cursor=str(number + 1), is_last=number >= 2)
+    return numbered(request, last=2)
 
 
 async def test_a_sync_keeps_page_after_page_and_the_cursor_behind_each(world: World) -> None:
@@ -203,15 +202,12 @@ async def test_an_orchestrator_without_sources_needs_no_sink_and_one_with_source
         IngestionOrchestrator(job_queue=world.jobs, sources=[world.source(three_pages)])
 
 
+EXITS = BaseExceptionGroup("several", [SystemExit()])
+
+
 @pytest.mark.parametrize(
     "error",
-    [
-        SystemExit(3),
-        KeyboardInterrupt(),
-        GeneratorExit(),
-        asyncio.CancelledError(),
-        BaseExceptionGroup("g", [SystemExit()]),
-    ],
+    [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), EXITS],
     ids=lambda error: type(error).__name__,
 )
 async def test_a_connector_that_raises_control_flow_fails_its_job_and_holds_no_slot(

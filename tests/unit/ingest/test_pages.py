@@ -13,15 +13,7 @@ from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
 from reefknot.ingest.jobs import item_job_id
 from reefknot.ingest.pages import checked_document, checked_page
-from reefknot.ingest.port import (
-    LARGEST_CURSOR,
-    LONGEST_NAME,
-    MOST_DOCUMENTS,
-    Document,
-    FetchRequest,
-    ItemFailure,
-    Page,
-)
+from reefknot.ingest.port import LARGEST_CURSOR, LONGEST_NAME, MOST_DOCUMENTS, Document, FetchRequest, ItemFailure, Page
 from reefknot.queue.model.work import WorkState
 from tests.unit.ingest.world import World, document
 

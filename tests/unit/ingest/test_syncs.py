@@ -18,7 +18,7 @@ from reefknot.ingest.sync import ProgressWatch, SyncLimits
 from reefknot.queue.model.source_health import HealthRules, SourceCondition
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.port.work_queue import QuarantineFilter
-from tests.unit.ingest.world import Fetch, World, document, failing, page
+from tests.unit.ingest.world import Fetch, SinkOfOneSource, World, document, failing, numbered, page
 
 HOUR = 3600.0
 
@@ -129,7 +129,7 @@ async def test_an_item_whose_job_has_ended_is_remembered_again_when_it_fails_in_
             await world.jobs.cancel(aside.id)
         await asyncio.sleep(5)
     assert (await world.state(aside.id)).value == state
-    world.sink.documents.clear()
+    world.sink.sources["notes"] = SinkOfOneSource()
     shoal.bad = lambda n: True
     await world.synced(seconds=5)
     assert (await world.aside()).id != aside.id
@@ -146,8 +146,7 @@ async def test_a_sync_that_meets_the_rate_limit_again_and_again_spends_no_attemp
         asked += 1
         if asked % 2:
             raise SourceError("rate limit", FailureType.RATE_LIMITED, retry_after=1800)
-        number = int(request.cursor or "0")
-        return page(f"a{number}", cursor=str(number + 1), is_last=number == 7)
+        return numbered(request, last=7)
 
     await world.start(world.source(fetch, connector="github_repository"))
     await world.job("sync", connector="github_repository")
@@ -163,10 +162,9 @@ async def test_an_attempt_that_kept_a_page_renews_the_budget_and_one_that_did_no
     async def fetch(request: FetchRequest) -> Page:
         nonlocal asked
         asked += 1
-        number = int(request.cursor or "0")
-        if asked % 2 == 0 or number == 15:
+        if asked % 2 == 0 or request.cursor == "15":
             raise ValueError("odd")
-        return page(f"a{number}", cursor=str(number + 1), is_last=False)
+        return numbered(request)
 
     await world.start(world.source(fetch))
     item = await world.run(seconds=6 * HOUR)
@@ -182,8 +180,7 @@ async def test_progress_is_known_after_a_restart(world: World) -> None:
         if fails:
             raise ValueError("odd")
         await asyncio.sleep(10)
-        number = int(request.cursor or "0")
-        return page(f"a{number}", cursor=str(number + 1), is_last=False)
+        return numbered(request)
 
     orchestrator = await world.start(world.source(fetch))
     assert (await world.run(seconds=60)).attempts == 2

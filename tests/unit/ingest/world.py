@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from reefknot.errors import StalePositionError
 from reefknot.ingest.jobs import IngestionJob, JobQueue
 from reefknot.ingest.orchestrator import IngestionOrchestrator, IngestionSettings
-from reefknot.ingest.port import Document, FetchRequest, KnownItem, KnownItems, Page, Position
+from reefknot.ingest.port import Document, FetchRequest, KnownItems, Page, Position
 from reefknot.ingest.sources import IngestionSource
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.runtime.clocks import LoopClock, VirtualLoop, run_in_virtual_loop
 from reefknot.stores.memory import MemoryStore
 from tests.stories import InLoop
+from tests.unit.ingest.connectors.memory_sink import MemorySink as SinkOfOneSource
 
 Fetch = Callable[[FetchRequest], Awaitable[Page]]
 
@@ -45,59 +47,37 @@ class FunctionConnector:
 
 
 class MemorySink:
-    """A sink in memory. `pages` are the kept ones, in their order."""
+    """A sink in memory, of every source. `pages` are the kept ones, in their order."""
 
     def __init__(self, place: str = "") -> None:
         self.place = place
-        self.documents: dict[tuple[str, str], Document] = {}
-        self.positions: dict[str, Position] = {}
+        self.sources: defaultdict[str, SinkOfOneSource] = defaultdict(SinkOfOneSource)
         self.pages: list[Page] = []
+
+    @property
+    def documents(self) -> dict[tuple[str, str], Document]:
+        return {(name, one): found for name, kept in self.sources.items() for one, found in kept.documents.items()}
 
     async def identity(self) -> str:
         return self.place
 
     async def position(self, source: str) -> Position:
-        return self.positions.get(source, Position())
+        return self.sources[source].place
 
     async def keep(self, source: str, page: Page, *, after: Position) -> Position:
         await asyncio.sleep(0)
-        if self.positions.get(source, Position()).sequence != after.sequence:
-            raise StalePositionError(source)
+        position = await self.sources[source].keep(source, page, after=after)
         self.pages.append(page)
-        await self.put(source, page.documents, deleted=page.deleted)
-        self.positions[source] = Position(page.cursor, after.sequence + 1)
-        return self.positions[source]
+        return position
 
     async def put(self, source: str, documents: Sequence[Document], *, deleted: Sequence[str] = ()) -> None:
-        self.documents |= {(source, one.id): one for one in documents}
-        for one in deleted:
-            self.documents.pop((source, one), None)
+        await self.sources[source].put(source, documents, deleted=deleted)
 
     def known(self, source: str) -> KnownItems:
-        return _Known(self, source)
+        return self.sources[source]
 
     async def close(self) -> None:
         return
-
-
-class _Known:
-    def __init__(self, sink: MemorySink, source: str) -> None:
-        self._sink, self._source = sink, source
-
-    def _items(self) -> list[KnownItem]:
-        kept = [one for (source, _), one in self._sink.documents.items() if source == self._source]
-        items = [KnownItem(one.id, one.location, one.version, one.fingerprint) for one in kept]
-        return sorted(items, key=lambda one: one.location)
-
-    async def at(self, locations: Sequence[str]) -> dict[str, KnownItem]:
-        return {one.location: one for one in self._items() if one.location in locations}
-
-    async def like(self, fingerprint: str) -> list[KnownItem]:
-        return [one for one in self._items() if one.fingerprint == fingerprint]
-
-    async def after(self, location: str, limit: int, *, prefix: str = "") -> list[KnownItem]:
-        found = [one for one in self._items() if one.location > location and one.location.startswith(prefix)]
-        return found[:limit]
 
 
 class World:
@@ -222,6 +202,12 @@ def failing(error: BaseException) -> Fetch:
 
 def document(name: str, text: str = "") -> Document:
     return Document(name, name, "1", title=name, text=text or name)
+
+
+def numbered(request: FetchRequest, last: float = inf) -> Page:
+    """The next page of a source of numbered documents, one for each page."""
+    number = int(request.cursor or "0")
+    return page(f"a{number}", cursor=str(number + 1), is_last=number >= last)
 
 
 def page(*names: str, cursor: str = "", is_last: bool = True, **more: Any) -> Page:

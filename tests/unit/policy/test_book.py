@@ -49,7 +49,7 @@ def test_later_files_stand_above_earlier_ones_and_their_mistakes_are_told_togeth
     assert (policy.max_attempts, policy.base_delay, policy.max_delay) == (9, 2.0, 3.0)
     sources = [policy.provenance[name].source for name in ("max_attempts", "base_delay", "max_delay")]
     assert [source.removeprefix(f"{tmp_path}/").partition(":")[0] for source in sources] == [
-        *("two.json", "one.yaml", "three.toml"),
+        *("two.json", "one.yaml", "three.toml")
     ]
     assert book.resolve("operation:kv.put").max_attempts == 8
 
@@ -310,8 +310,7 @@ async def test_an_operation_that_hangs_is_cut_short_by_the_books_timeout_and_tri
 
 
 @pytest.mark.parametrize(
-    ("message", "executions"),
-    [("permission denied", 1), ("connection reset", 8), ("too many requests", 6), ("odd", 6)],
+    ("message", "executions"), [("permission denied", 1), ("connection reset", 8), ("too many requests", 6), ("odd", 6)]
 )
 def test_a_connector_is_retried_by_the_type_of_its_failure(
     virtual_time: VirtualClock, message: str, executions: int

@@ -31,8 +31,7 @@ def test_pools_and_their_sizes_come_from_the_configuration(tmp_path: Path) -> No
     assert [settings.rules_for(name).size for name in ("cpu", "gpu", "io", "tpu")] == [7, 7, 3, 7]
     assert (settings.retries_v2, settings.queue_v2, settings.quarantine_failed) == (False, True, True)
     assert settings.throttle == ThrottleSettings(tokens=4.0)
-    assert settings.lease == 9.0
-    assert dict(POOLS) == {"cpu": 4, "gpu": 1, "io": 8}
+    assert (settings.lease, dict(POOLS)) == (9.0, {"cpu": 4, "gpu": 1, "io": 8})
 
 
 def test_the_default_settings_have_both_gates_open() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reefknot.app.block_settings import start_preparing
+from reefknot.app.blocks import start_preparing
 from reefknot.policy.settings import load_settings
 from reefknot.steps.addresses import HttpSettings, Unreachable
 from reefknot.steps.http import BodyRefused, HttpRequest, read_body
@@ -100,7 +100,7 @@ def test_a_damaged_body_and_an_unknown_encoding_are_refused_by_name(packed: byte
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reefknot.app.block_settings.LOADED_AFTER_S", 0.0)
+    monkeypatch.setattr("reefknot.app.blocks.LOADED_AFTER_S", 0.0)
 
 
 def test_what_a_system_prepares_has_its_client_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:

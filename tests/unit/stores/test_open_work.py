@@ -9,15 +9,14 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.queue.model.admission import Reject
-from reefknot.queue.model.submission import Capacity
+from reefknot.queue.model import admission, submission
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.stores.sqlite.transaction import COLUMNS, COUNTED, WorkCounts, wrong_counts
-from reefknot.stores.table.items import group_of
+from reefknot.stores.work_in_memory.items import group_of
 from tests.unit.stores.random_calls import RULES, STEPS, Call, RandomCalls
 
 KEPT = "SELECT pool, stage, priority, tenant, number FROM open_work ORDER BY 1, 2, 3, 4"
@@ -38,7 +37,7 @@ class Twins:
         if call.name == "settle":
             self.happened.update(type(one.settled).__name__ for one in call.given[0])
         if call.name == "enqueue":
-            self.happened["refused"] += any(isinstance(one, Reject) for one in first)
+            self.happened["refused"] += any(isinstance(one, admission.Reject) for one in first)
         if call.name in ("requeue", "purge"):
             self.happened[f"{call.part} {call.name}"] += bool(first)
 
@@ -62,7 +61,7 @@ async def story(path: Path, seed: int) -> Counter[str]:
     twins, items = Twins(path, memory, sqlite), memory.work.table.items
     calls = RandomCalls(seed, items.values, lambda: int(clock.wall() * 1000))
     for store in (memory, sqlite):
-        await store.control.report("s", "{}", keep=1e6, capacity=Capacity({"io": 2}, RULES))
+        await store.control.report("s", "{}", keep=1e6, capacity=submission.Capacity({"io": 2}, RULES))
     for _ in range(150):
         step, given = calls.step()
         twins.happened[step] += 1

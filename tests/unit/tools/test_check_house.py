@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 
-from reefknot.stores.port.engine import ENGINES
+from reefknot.stores.port.engines import ENGINES
 from tools import check_house
 from tools.check_house import RULES, findings, main, summary
 from tools.source_tree import ROOT, read_modules

@@ -41,10 +41,10 @@ NOUNS = {
         "Submit assignments to the store, for a system that runs now or later.",
     ),
     "worker": (
-        "reefknot.console.cli.parts:worker_app",
+        "reefknot.console.cli.worker_and_router:worker_app",
         "Start a worker; list, drain, pause, resume and reload workers.",
     ),
-    "router": ("reefknot.console.cli.parts:router_app", "Start a router; show and reload running routers."),
+    "router": ("reefknot.console.cli.worker_and_router:router_app", "Start a router; show and reload running routers."),
     "top": ("reefknot.console.cli.top:app", "Show queues, workers, retries per second and the last ends, live."),
     "dashboard": ("reefknot.console.cli.dashboard:app", "Serve the pages and the HTTP API of a store."),
     "job": ("reefknot.console.cli.job:app", "List, show, cancel and retry jobs."),

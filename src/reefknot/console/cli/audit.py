@@ -41,7 +41,7 @@ from reefknot.console.operations.audit import EventFilter, EventQuery, replayed,
 from reefknot.console.operations.values import one_of, plural
 from reefknot.console.words.events import text_line
 from reefknot.runtime.files import output_file
-from reefknot.stores.port.engine import has_file, located
+from reefknot.stores.port.engines import has_file, located
 
 if TYPE_CHECKING:
     from cyclopts import Token

@@ -56,7 +56,7 @@ from reefknot.console.operations.audit import EventFilter, NumberedBody
 from reefknot.console.words.events import event_fields
 from reefknot.errors import ConfigurationError, NotJsonError, OperationError
 from reefknot.runtime.log import printable
-from reefknot.stores.port.engine import has_file, url_of_file
+from reefknot.stores.port.engines import has_file, url_of_file
 
 JSONL, CSV = "jsonl", "csv"
 EVERY_EVENT = EventFilter()

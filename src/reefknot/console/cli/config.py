@@ -35,7 +35,7 @@ from reefknot.console.operations.values import one_of, plural, shown_value
 from reefknot.errors import ConfigurationError, ParameterError
 from reefknot.policy.reading.session import dotted
 from reefknot.policy.sections import Section, keys_of, plain, required, takes_own
-from reefknot.stores.port.engine import DEFAULT_URL
+from reefknot.stores.port.engines import DEFAULT_URL
 
 if TYPE_CHECKING:
     from reefknot.policy.settings import Settings
@@ -240,7 +240,7 @@ def _check_file(name: str | None, *, json: bool, policies_only: bool, has_module
 def check_parts(found: Settings, *, strict: bool = False) -> list[str]:
     """Check the settings of blocks, and of sources, each by its connector; `strict` is as there. Returns warnings."""
     if found.configuration.written & {"blocks", "audit"}:
-        from reefknot.app.block_settings import block_settings
+        from reefknot.app.blocks import block_settings
 
         block_settings(found)  # refuses what blocks cannot read, and files that are taken
     if not found.configuration.sources:

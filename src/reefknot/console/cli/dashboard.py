@@ -143,7 +143,7 @@ class StoreKeeper:
             await asyncio.sleep(REOPEN_EVERY_S)
 
     def _watched(self, store: Store) -> AbstractAsyncContextManager[object]:
-        from reefknot.app.alerts import watched_alerts
+        from reefknot.app.alert_watch import watched_alerts
         from reefknot.audit.journal import Journal
         from reefknot.clock import SteadyClock
 

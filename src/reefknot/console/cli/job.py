@@ -168,7 +168,7 @@ def put_details(fields: dict[str, Any]) -> None:
 def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]:
     """History and events, by time. A history entry that an event repeats is left out."""
     from reefknot.audit.model.event import decode, timestamp
-    from reefknot.console.operations.stories import untold
+    from reefknot.console.operations.timelines import untold
     from reefknot.console.words.events import describe, describe_routine
 
     lines = []

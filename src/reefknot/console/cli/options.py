@@ -20,7 +20,7 @@ from reefknot.console.cli.app import CommandError, Exit
 from reefknot.console.cli.output import relative, say
 from reefknot.console.operations.values import MOST_LISTED, duration_s
 from reefknot.runtime.log import printable
-from reefknot.stores.port.engine import DEFAULT_URL, accepted_urls
+from reefknot.stores.port.engines import DEFAULT_URL, accepted_urls
 
 if TYPE_CHECKING:
     from cyclopts import Token

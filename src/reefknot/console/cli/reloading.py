@@ -238,7 +238,7 @@ def _checked_configuration(config: str | None, engine: str | None) -> Path | Non
     from reefknot.console.cli.options import load
     from reefknot.errors import ConfigurationError
     from reefknot.stores.opening import store_url
-    from reefknot.stores.port.engine import accepted_urls, is_shared
+    from reefknot.stores.port.engines import accepted_urls, is_shared
 
     try:
         found = load(config)

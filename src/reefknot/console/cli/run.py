@@ -343,13 +343,13 @@ class BatchRun:
         """Submit, waiting while the queue is full: one feeder retries, the others wait for its lock."""
         if not self._submitting.locked():
             with suppress(QueueFullError):
-                return await system.submit(line.assignment, is_checked=True)
+                return await system.submit(line.assignment)
         async with self._submitting:
             refusals = 0
             while True:
                 self._freed.clear()
                 try:
-                    return await system.submit(line.assignment, is_checked=True)
+                    return await system.submit(line.assignment)
                 except QueueFullError as error:
                     refusals = 0 if self._accepted else refusals + 1
                     if refusals > 1:  # the first may be older than the last result of this run

@@ -41,7 +41,7 @@ from reefknot.console.cli.output import data, prints_to_stderr, put, relative, s
 from reefknot.console.cli.store import place_of, shown_url
 from reefknot.queue.model.work import WorkState
 from reefknot.runtime.log import error_text, printable
-from reefknot.stores.port.engine import is_shared
+from reefknot.stores.port.engines import is_shared
 
 if TYPE_CHECKING:
     from reefknot.app.reload import ReloadOutcome

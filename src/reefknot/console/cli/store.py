@@ -31,14 +31,14 @@ from reefknot.console.cli.options import (
     settings_to_look,
 )
 from reefknot.console.cli.output import Advance, progress, put, relative, say, show
-from reefknot.stores.port.engine import accepted_urls, engine_of, file_of, has_file, is_shared, located
+from reefknot.stores.port.engines import accepted_urls, engine_of, file_of, has_file, is_shared, located
 
 if TYPE_CHECKING:
     from reefknot.console.operations.operator import Operator
     from reefknot.policy.layers import Tree
     from reefknot.policy.settings import Settings
     from reefknot.stores.port import Store
-    from reefknot.stores.port.engine import FileState, FileStore, StoreFiles
+    from reefknot.stores.port.engines import FileState, FileStore, StoreFiles
 
 R = TypeVar("R")
 

@@ -10,9 +10,9 @@ from reefknot.console.cli.app import noun
 from reefknot.console.cli.doctor import configuration_problems, disk_problems
 from reefknot.console.cli.options import STORE, StoreFlags, arg
 from reefknot.console.cli.output import put, put_json, put_table, say, table_width
-from reefknot.console.cli.parts import gone_rows, put_troubles, worker_rows
 from reefknot.console.cli.store import StoreAddress, address_to_read, place_of, with_store
 from reefknot.console.cli.watch import check_every, repeated, seconds_arg
+from reefknot.console.cli.worker_and_router import gone_rows, put_troubles, worker_rows
 from reefknot.console.operations.values import age, plural
 
 app = noun(

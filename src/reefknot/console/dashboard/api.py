@@ -27,7 +27,7 @@ from reefknot.console.dashboard.api_types import LOOK_S, PREFIX, ApiRoute, Writt
 from reefknot.console.dashboard.openapi import openapi_document
 from reefknot.console.dashboard.site import HttpRefusal, Site
 from reefknot.console.operations.metrics import CONTENT_TYPE, metrics_text
-from reefknot.console.operations.values import ParameterUseError, check_limit
+from reefknot.console.operations.values import ParameterUseError, check_limit, typed
 from reefknot.errors import OperationError, ParameterError, ReefknotError, shown
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def parameters_of(route: ApiRoute, in_path: dict[str, str], query: bytes) -> Any
         texts[name] = value
     if not route.path_names <= texts.keys():
         raise _nothing_there()
-    found = {name: _value(name, value, fields[name].type) for name, value in texts.items()}
+    found = {name: typed(name, value, fields[name].type) for name, value in texts.items()}
     if isinstance(limit := found.get("limit"), int):
         check_limit(limit, MOST_LISTED)
     return made(route.parameters, found)
@@ -182,21 +182,6 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
             text = f"a text of at most {LONGEST_PARAMETER} characters, without NUL"
             raise ParameterError(shown(name)[1:-1], value, text)
     return pairs
-
-
-_ACCEPTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-
-
-def _value(name: str, text: str | list[str], kind: Any) -> Any:
-    """A parameter of its type. A text stays what it is: `null` and `1` are names like others."""
-    members = getattr(kind, "__args__", (kind,))
-    if str in members:  # a text, a text or nothing, or texts
-        return text
-    try:
-        return msgspec.convert(text, kind, strict=False)
-    except ValidationError:
-        plain = next(one for one in _ACCEPTED if one in members)
-        raise ParameterError(name, text, _ACCEPTED[plain]) from None
 
 
 def made(kind: type[Struct], fields: Mapping[str, Any]) -> Any:

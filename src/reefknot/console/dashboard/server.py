@@ -29,7 +29,7 @@ from reefknot.errors import ConfigurationError, OperationError, ReefknotError
 from reefknot.runtime.addresses import is_loopback
 from reefknot.runtime.files import whole_file
 from reefknot.runtime.log import logger, printable
-from reefknot.stores.port.engine import file_of
+from reefknot.stores.port.engines import file_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

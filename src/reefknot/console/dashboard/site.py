@@ -31,7 +31,7 @@ from reefknot.errors import (
     StoreUnavailableError,
 )
 from reefknot.runtime.log import error_text, logger, printable
-from reefknot.stores.port.engine import engine_of
+from reefknot.stores.port.engines import engine_of
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection

@@ -10,17 +10,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from reefknot.console.dashboard.formats import amount, job_path, percent, seconds_at, short
-from reefknot.console.operations.values import duration
+from reefknot.console.operations.job_filters import FORM
+from reefknot.console.operations.values import duration, typed
 from reefknot.errors import OperationError, ParameterError, StoreUnavailableError
 from reefknot.queue.model.work import WorkState
 
 if TYPE_CHECKING:
     from reefknot.console.operations.operator import Operator
 
-Q = TypeVar("Q")
+Q = TypeVar("Q", bound=Struct)
 Asked = Mapping[str, str]
 Found = dict[str, Any]
 
@@ -57,10 +58,11 @@ class View(Struct, frozen=True):
         return "{id:" in self.path
 
 
-def checked(make: Callable[..., Q], asked: Asked, **more: Any) -> tuple[Q | None, dict[str, str]]:
+def checked(make: type[Q], asked: Asked, **more: Any) -> tuple[Q | None, dict[str, str]]:
     """The query that was asked for, or the error by the name of its field."""
+    kinds = {field.name: field.type for field in fields(make)}
     try:
-        return make(**asked, **more), {}
+        return make(**{name: typed(name, text, kinds[name]) for name, text in asked.items()}, **more), {}
     except ParameterError as error:
         return None, {error.parameter: str(error)}
 
@@ -78,7 +80,7 @@ async def _overview(operator: Operator, asked: Asked) -> Found:
 
 async def _alerts(operator: Operator, asked: Asked) -> Found:
     from reefknot.console.operations.alerts import list_alerts
-    from reefknot.core.alerts import RULES
+    from reefknot.core.alert_rules import RULES
 
     units = {name: rule.unit for name, rule in RULES.items()}
     return {"title": "Alerts", "found": await list_alerts(operator), "units": units}
@@ -123,7 +125,7 @@ def _shares(recovered: list[float], unrecovered: list[float]) -> list[float | No
 
 # ---- work ------------------------------------------------------------------------------------------------------------
 
-_WORK = ("find", "state", "type", "connector", "source", "tenant", "error", "since", "before", "sort", "after", "back")
+_WORK = ("find", "state", *FORM, "sort", "after", "back")
 
 
 async def _work(operator: Operator, asked: Asked) -> Found:
@@ -139,7 +141,8 @@ async def _work(operator: Operator, asked: Asked) -> Found:
             return {"moved_to": job_path(jobs[0]["id"], jobs[0]["tenant_id"])}
         found |= {"jobs": jobs, "next": None}
         errors = errors if jobs else {"find": "no job has this id, correlation or trace"}
-    return {"title": "Work", "found": found, "errors": errors, "states": [state.value for state in WorkState]}
+    states = [state.value for state in WorkState]
+    return {"title": "Work", "found": found, "errors": errors, "states": states, "form": FORM}
 
 
 def _own(asked: Asked, *names: str) -> dict[str, str]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from reefknot.app.activity import reported
-from reefknot.app.alerts import AlertsRecord, RecordedAlert, looked_at, measured_now, rules_of, stored_alerts
+from reefknot.app.alert_watch import AlertsRecord, RecordedAlert, looked_at, measured_now, rules_of, stored_alerts
 from reefknot.console.operations.values import time_text
-from reefknot.core.alerts import RULES, resolved_text
+from reefknot.core.alert_rules import RULES, resolved_text
 from reefknot.policy.schema import AlertsSection
 from reefknot.queue.presence import living_systems
 

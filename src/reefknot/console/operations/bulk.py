@@ -264,7 +264,7 @@ def action_event(
 
 
 def _events(
-    operator: Operator, verb: BulkVerb, items: list[WorkItem], because: str, filters: Mapping[str, str]
+    operator: Operator, verb: BulkVerb, items: list[WorkItem], because: str, filters: Mapping[str, Any]
 ) -> list[AuditEntry]:
     """Audit entries: one for the action, and one per job that goes back to the queue."""
     from reefknot import clock

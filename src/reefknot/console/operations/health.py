@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reefknot.app.activity import reported, store_activity
-from reefknot.app.alerts import rules_of
+from reefknot.app.alert_watch import rules_of
 from reefknot.audit.metrics import series
 from reefknot.audit.port import end_of
 from reefknot.console.operations.operator import Operator
@@ -28,7 +28,7 @@ from reefknot.console.operations.sources import stopped_sources
 from reefknot.console.operations.systems import RELIEF, open_breakers, workers_of
 from reefknot.console.operations.values import age, plural
 from reefknot.console.words.events import last_words, part_name
-from reefknot.core.alerts import OLDEST_AGE, RULES
+from reefknot.core.alert_rules import OLDEST_AGE, RULES
 from reefknot.core.redaction import Redactor
 from reefknot.errors import ConfigurationError, StoreError
 from reefknot.policy.reading.session import KeyPath, Problem, dotted
@@ -39,7 +39,7 @@ from reefknot.queue.presence import STORE_S, dead_owners, gone_parts, living_sys
 from reefknot.runtime.addresses import is_loopback, is_wildcard
 from reefknot.runtime.database_urls import database_file
 from reefknot.runtime.log import error_text, printable
-from reefknot.stores.port.engine import ExamineOptions, Finding, Level, engine_of
+from reefknot.stores.port.engines import ExamineOptions, Finding, Level, engine_of
 
 if TYPE_CHECKING:
     from reefknot.policy.schema import DashboardSection
@@ -203,7 +203,7 @@ def _needed(settings: Settings) -> dict[str, str]:
 
 def _configuration(settings: Settings) -> Iterator[Finding]:
     """Findings about the checked configuration: its warnings, its secrets, its dashboard."""
-    from reefknot.app.block_settings import block_settings
+    from reefknot.app.blocks import block_settings
     from reefknot.ingest.configured_sources import check_sources
 
     warnings, mistake = list(settings.warnings), ""
@@ -312,7 +312,7 @@ def missing_protection(section: DashboardSection, host: str) -> list[str]:
 
 async def _logins(settings: Settings) -> Finding:
     """The logins of the SQL connections for reading, tried at their servers."""
-    from reefknot.app.block_settings import check_logins
+    from reefknot.app.blocks import check_logins
 
     try:
         await check_logins(settings)

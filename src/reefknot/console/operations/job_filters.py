@@ -1,14 +1,15 @@
 """
 Jobs as a person asks for them: `JobFilter` of lists and actions, and `SelectedJobs`, those that an action is for.
 
-A field of the filter is here, in the port's `WorkFilter`, and a flag of `reefknot job`; a store may need a condition.
+A field of the filter is here, with the place where a page asks for it in `FORM`, in the port's `WorkFilter`, and a flag
+of `reefknot job`; a store may need a condition.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -50,13 +51,6 @@ async def state_in_words(store: Store, item: WorkItem) -> str:
 # ---- filter ---------------------------------------------------------------------------------------------------------
 
 
-FILTERS = (
-    *("state", "type", "tenant", "source", "connector", "resource_class", "error", "since", "before"),
-    *("correlation", "trace"),
-)
-"""The fields by which jobs are selected, in a list and for an action."""
-
-
 class JobFilter(Struct, frozen=True, kw_only=True):
     """Jobs, as a person asks for them. A job must match every given field."""
 
@@ -78,14 +72,15 @@ class JobFilter(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         given = self.filters()
-        check_texts(**{name: given[name] for name in given.keys() - {"state", "since", "before"}})
+        others = given.keys() - {"state", "since", "before"}
+        check_texts(**{name: given[name] for name in others if isinstance(given[name], str)})
         if self.connector is not None and self.type not in (None, self.connector):
             raise ParameterUseError(
                 "connector", "not together with another type, which its jobs have; give one of them"
             )
         self.filter(Now(Moment(0, 0), ()))
 
-    def filters(self) -> dict[str, str]:
+    def filters(self) -> dict[str, Any]:
         """The given fields of `FILTERS`."""
         return {name: given for name in FILTERS if (given := getattr(self, name)) is not None}
 
@@ -106,6 +101,29 @@ class JobFilter(Struct, frozen=True, kw_only=True):
             trace_id=self.trace,
             pool=self.resource_class,
         )
+
+
+FILTERS: tuple[str, ...] = JobFilter.__struct_fields__
+"""The fields by which jobs are selected, in a list and for an action."""
+
+
+class FormField(NamedTuple):
+    """A field of a filter as a form asks for it: its label, and an example of what is accepted."""
+
+    label: str
+    example: str
+
+
+FORM = {
+    "type": FormField("Block", "http.request"),
+    "connector": FormField("Connector", "imap_mailbox"),
+    "source": FormField("Source", "name"),
+    "tenant": FormField("Tenant", "acme"),
+    "error": FormField("Error", "timeout"),
+    "since": FormField("Younger than", "15m, 2h, 7d"),
+    "before": FormField("Older than", "15m, 2h, 7d"),
+}
+"""The fields that a page asks for as text, in its order; a state is chosen from a list."""
 
 
 # ---- selection ------------------------------------------------------------------------------------------------------
@@ -135,7 +153,7 @@ class JobChoice(JobFilter, frozen=True, kw_only=True):
             raise OperationError(f"select jobs by ids, a filter ({', '.join((*FILTERS, 'reason'))}), or all", "invalid")
         self.selection()
 
-    def filters(self) -> dict[str, str]:
+    def filters(self) -> dict[str, Any]:
         """The given fields that select jobs which are not named."""
         given = JobFilter.filters(self) | ({} if self.reason is None else {"reason": self.reason})
         if self.ids:

@@ -14,7 +14,7 @@ from reefknot.console.operations.bulk import SILENT, BulkListener, BulkVerb, abs
 from reefknot.console.operations.job_filters import JobChoice, JobFilter, Now, now_in, state_in_words
 from reefknot.console.operations.operator import in_slices, polled
 from reefknot.console.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_text
-from reefknot.console.operations.waiting import waits_of
+from reefknot.console.operations.waits import waits_of
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.idempotency.model import header_key
 from reefknot.queue.client import Client
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from reefknot.audit.port import AuditEntry, AuditLog, KeptEntry
     from reefknot.console.operations.operator import Operator
     from reefknot.core.redaction import Redactor
-    from reefknot.queue.model.waiting import Wait
+    from reefknot.queue.model.wait_reasons import Wait
     from reefknot.queue.port.work_queue import WorkSnapshot
     from reefknot.stores.port import Store
 
@@ -252,9 +252,9 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     The whole story of one job for a timeline: its attempts, each with its decision and its wait, and its events.
 
     It is read from the first `MOST_EVENTS` events; `is_cut` says that there are more. A value that the events do not
-    have is None: see `reefknot.console.operations.stories`. Secrets are hidden.
+    have is None: see `reefknot.console.operations.timelines`. Secrets are hidden.
     """
-    from reefknot.console.operations.stories import attempts_of, cancellation_of, key_of, lines_of, versions_of
+    from reefknot.console.operations.timelines import attempts_of, cancellation_of, key_of, lines_of, versions_of
 
     store, redactor, settings = operator.store, operator.redactor, operator.settings
     item = await _item(operator, job, tenant)

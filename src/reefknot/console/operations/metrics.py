@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from reefknot.app.activity import store_activity
 from reefknot.audit.metrics import DECISIONS, JOB_BOUNDS, KEY_ACTIONS, STATUSES, WAIT_BOUNDS
 from reefknot.console.operations.overview import overview_of
-from reefknot.core.alerts import RULES
+from reefknot.core.alert_rules import RULES
 from reefknot.core.decide import Reason
 from reefknot.errors import OperationError
 from reefknot.queue.model.admission import OverloadStatus
-from reefknot.queue.model.waiting import WaitCode
+from reefknot.queue.model.wait_reasons import WaitCode
 from reefknot.queue.presence import living_systems
 
 if TYPE_CHECKING:

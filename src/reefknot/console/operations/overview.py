@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reefknot.app.activity import reported, store_activity
-from reefknot.app.alerts import measured, stored_alerts
+from reefknot.app.alert_watch import measured, stored_alerts
 from reefknot.audit.metrics import COARSE, DECISIONS, RATE_S, SPANS, ActivityRecord, series
 from reefknot.audit.model.event import Completed, decode, timestamp_ms
 from reefknot.audit.port import AuditQuery

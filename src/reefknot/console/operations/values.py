@@ -15,6 +15,8 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any, TypeVar
 
+import msgspec
+
 from reefknot.core.policy import LONGEST_WAIT
 from reefknot.errors import ParameterError
 from reefknot.runtime.log import printable
@@ -72,6 +74,21 @@ def check_limit(limit: int, most: int = MOST_LISTED) -> None:
     """Refuse a number of entries outside of 1 … `most`."""
     if not 1 <= limit <= most:
         raise ParameterError("limit", limit, f"a whole number from 1 to {most}")
+
+
+_ACCEPTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def typed(name: str, text: str | list[str], kind: Any) -> Any:
+    """A parameter of its type. A text stays what it is: `null` and `1` are names like others."""
+    members = getattr(kind, "__args__", (kind,))
+    if str in members:  # a text, a text or nothing, or texts
+        return text
+    try:
+        return msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError:
+        plain = next(one for one in _ACCEPTED if one in members)
+        raise ParameterError(name, text, _ACCEPTED[plain]) from None
 
 
 def duration_s(text: str) -> float | None:

@@ -32,7 +32,7 @@ ONE_TYPE = 0.80
 MORE_RETRIES = 2
 MOST_RETRIES, MOST_TRANSIENT_RETRIES = 10, 20
 LONGEST_BASE_DELAY, LONGEST_RATE_LIMIT_DELAY = 3600, 7200
-OWN_WAITS = (RetryStrategy.EXPONENTIAL_BACKOFF, RetryStrategy.LINEAR_BACKOFF, RetryStrategy.FIXED_DELAY)
+WAIT_BY_FIELDS = frozenset(RetryStrategy) - {RetryStrategy.IMMEDIATE, RetryStrategy.NO_RETRY}
 """The strategies whose waits follow from the fields of the policy."""
 
 _TRANSIENT, _LIMITED = FailureType.TRANSIENT.value, FailureType.RATE_LIMITED.value
@@ -232,7 +232,7 @@ def _rate_limits(counts: ConnectorCounts, policy: CurrentPolicy) -> TuningAnswer
     if share < MOST_LIMITED:
         return TuningAnswer(question, Verdict.KEEP, why)
     fewer_jobs = "fewer jobs at once help too: max_concurrency of its sources, or of the connector under `ingestion`"
-    if policy.strategy not in OWN_WAITS:
+    if policy.strategy not in WAIT_BY_FIELDS:
         text = f"the strategy {policy.strategy} does not wait by the fields of the policy: choose another one"
         return TuningAnswer(question, Verdict.ADVICE, f"{why}; {text}; {fewer_jobs}")
     wait = policy.rate_limit_delay_seconds or policy.base_delay_seconds
@@ -260,7 +260,7 @@ def _first_wait(counts: ConnectorCounts, policy: CurrentPolicy) -> TuningAnswer:
     first = counts.successes.get(2, 0)
     share = first / retried
     why = f"{first} of {retried} retried jobs succeeded at the first retry ({share:.0%})"
-    if policy.strategy not in OWN_WAITS:
+    if policy.strategy not in WAIT_BY_FIELDS:
         return TuningAnswer(question, Verdict.KEEP, f"{why}; the strategy {policy.strategy} has waits of its own")
     if counts.share_of_retries(frozenset({_LIMITED})) >= MOST_LIMITED:
         return TuningAnswer(question, Verdict.KEEP, f"{why}; too many of the retries wait for rate limits")

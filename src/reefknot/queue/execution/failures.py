@@ -45,7 +45,7 @@ from reefknot.queue.model.messages import ExecAssignment, StepResult, StepStatus
 from reefknot.queue.model.work import WorkItem
 from reefknot.retrying.failures import failure_from
 from reefknot.retrying.functions import ALWAYS_RETRIED, UNREADABLE, is_group, leaves_of
-from reefknot.runtime.redaction import redact
+from reefknot.runtime.redactor import redact
 from reefknot.steps.port import Block, StepRule
 
 

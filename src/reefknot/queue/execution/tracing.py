@@ -31,7 +31,7 @@ from reefknot.queue.model.messages import (
 from reefknot.queue.model.results import assignment_of
 from reefknot.queue.model.work import WorkItem
 from reefknot.runtime.log import error_text, printable
-from reefknot.runtime.redaction import redact
+from reefknot.runtime.redactor import redact
 from reefknot.runtime.tracing import ATTEMPT, failure_attributes, tracing
 
 if TYPE_CHECKING:

@@ -206,17 +206,15 @@ class Router:
 
     # ---- callers ----------------------------------------------------------------------------------------------------
 
-    async def submit(self, assignment: ExecAssignment, *, is_checked: bool = False) -> asyncio.Future[ExecResult]:
-        """
-        Keep an assignment, or raise `QueueFullError` with the time to come back. Returns its future result.
+    async def submit(self, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
+        """Keep an assignment, or raise `QueueFullError` with the time to come back. Returns its future result."""
+        return await self._submit(*validated(assignment))
 
-        What was read by `read_assignment` `is_checked`.
-        """
-        checked, body = (assignment, encode(assignment)) if is_checked else validated(assignment)
+    async def _submit(self, assignment: ExecAssignment, body: bytes) -> asyncio.Future[ExecResult]:
         if tracing.tracer is None:
-            return await self._callers.submit(checked, body)
-        with submitting(checked) as traced:
-            return await self._callers.submit(traced, body if traced is checked else encode(traced))
+            return await self._callers.submit(assignment, body)
+        with submitting(assignment) as traced:
+            return await self._callers.submit(traced, body if traced is assignment else encode(traced))
 
     async def cancel(self, assignment_id: str, reason: str | None = None, *, tenant_id: str | None = None) -> bool:
         """Cancel an assignment of this tenant, wherever it is. False when it is not known here."""
@@ -460,3 +458,8 @@ async def _until(event: asyncio.Event, seconds: float) -> None:
         await event.wait()
     finally:
         timer.cancel()
+
+
+async def submit_read(router: Router, assignment: ExecAssignment) -> asyncio.Future[ExecResult]:
+    """`Router.submit` for what `read_assignment` has returned, which needs no second check."""
+    return await router._submit(assignment, encode(assignment))

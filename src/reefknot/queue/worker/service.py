@@ -50,7 +50,7 @@ from reefknot.queue.worker.records import RetryCounts
 from reefknot.queue.worker.settings import WorkerSettings
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import logger
-from reefknot.runtime.redaction import add_secrets, remove_secrets
+from reefknot.runtime.redactor import add_secrets, remove_secrets
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import BoundedTasks, Service, Services
 from reefknot.runtime.timeouts import STORE_S, Timeouts

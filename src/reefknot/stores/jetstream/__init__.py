@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from reefknot.runtime.addresses import NATS_ACCEPTED, nats_address
-from reefknot.stores.port.engine import Engine, Examination, ExamineOptions, Finding, OpenOptions, StoreFiles
+from reefknot.stores.port.engines import Engine, Examination, ExamineOptions, Finding, OpenOptions, StoreFiles
 
 if TYPE_CHECKING:
     from reefknot.stores.jetstream.connection import NatsOptions, options_from_url

@@ -30,7 +30,7 @@ from reefknot.stores.jetstream.streams import (
     state_stream,
     stream_info,
 )
-from reefknot.stores.port.engine import ExamineOptions, Finding, problem_of, size_text
+from reefknot.stores.port.engines import ExamineOptions, Finding, problem_of, size_text
 
 SKEW_S = 1.0
 OUTBOX_S = 60.0

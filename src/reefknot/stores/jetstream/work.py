@@ -12,8 +12,8 @@ from msgspec import json, structs
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model import work as core
+from reefknot.queue.model.edited_work import next_record
 from reefknot.queue.model.failure_groups import FailureGroups
-from reefknot.queue.model.versions import next_record
 from reefknot.queue.model.work import ENDED, WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
     ALL,
@@ -28,12 +28,12 @@ from reefknot.queue.port.work_queue import (
 )
 from reefknot.stores.jetstream.commits import Commits, run_apart
 from reefknot.stores.jetstream.connection import Connection
-from reefknot.stores.jetstream.ends import EndedWork, gathered
+from reefknot.stores.jetstream.ended_work import EndedWork, gathered
 from reefknot.stores.jetstream.reads import StreamMessage, count, last_message, newest, scan, scan_each
 from reefknot.stores.jetstream.state import Message, State, StoredItem
 from reefknot.stores.jetstream.streams import StreamInfo, token_of
-from reefknot.stores.table.queue import TableLeases, TableQuarantine, TableWorkQueue
-from reefknot.stores.table.table import matches
+from reefknot.stores.work_in_memory.queue import TableLeases, TableQuarantine, TableWorkQueue
+from reefknot.stores.work_in_memory.transitions import matches
 
 R = TypeVar("R")
 _Change = Callable[[WorkItem, Moment], WorkItem]

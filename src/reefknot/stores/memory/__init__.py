@@ -27,9 +27,9 @@ from reefknot.stores.memory.store import (
     MemoryTransport,
     MemoryValues,
 )
-from reefknot.stores.port.engine import Engine, Examination, ExamineOptions, Finding, OpenOptions, StoreFiles
-from reefknot.stores.table.queue import TableLeases, TableQuarantine, TableWorkQueue
-from reefknot.stores.table.table import MOST_ENDED, WorkTable
+from reefknot.stores.port.engines import Engine, Examination, ExamineOptions, Finding, OpenOptions, StoreFiles
+from reefknot.stores.work_in_memory.queue import TableLeases, TableQuarantine, TableWorkQueue
+from reefknot.stores.work_in_memory.transitions import MOST_ENDED, WorkTable
 
 if TYPE_CHECKING:
     from reefknot.stores.port import Store

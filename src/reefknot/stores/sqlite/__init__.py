@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reefknot.runtime.database_urls import sqlite_path
-from reefknot.stores.port.engine import Engine, Examination, ExamineOptions, Finding, OpenOptions, StoreFiles
+from reefknot.stores.port.engines import Engine, Examination, ExamineOptions, Finding, OpenOptions, StoreFiles
 
 if TYPE_CHECKING:
     from reefknot.stores.port import Store
@@ -33,9 +33,9 @@ class SqliteEngine:
         return sqlite_path(url)
 
     def files(self) -> StoreFiles:
-        from reefknot.stores.sqlite import files
+        from reefknot.stores.sqlite import examination
 
-        return files
+        return examination
 
     async def open(self, url: str, options: OpenOptions) -> Store:
         from reefknot.stores.sqlite.connection import is_older
@@ -47,14 +47,14 @@ class SqliteEngine:
         return await SqliteStore(path, options.clock, **options.limits, inline=inline, read_only=read_only).start()
 
     async def examine(self, url: str, options: ExamineOptions) -> Examination:
-        from reefknot.stores.sqlite.files import examination
+        from reefknot.stores.sqlite.examination import examination_of
 
-        return await _apart(examination, sqlite_path(url), is_named=options.is_named)
+        return await _apart(examination_of, sqlite_path(url), is_named=options.is_named)
 
     async def examine_open(self, store: Store, options: ExamineOptions) -> list[Finding]:
-        from reefknot.stores.sqlite import files
+        from reefknot.stores.sqlite import examination
 
-        return await _apart(files.file_findings, sqlite_path(store.identity), files.OPEN_CHECK_S)
+        return await _apart(examination.file_findings, sqlite_path(store.identity), examination.OPEN_CHECK_S)
 
 
 async def _apart(function: Callable[..., T], *arguments: Any, **named: Any) -> T:

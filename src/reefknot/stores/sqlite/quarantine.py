@@ -11,8 +11,8 @@ from msgspec import structs
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
+from reefknot.queue.model.edited_work import next_record, replaced
 from reefknot.queue.model.failure_groups import FailureGroups, fingerprint_of, in_small
-from reefknot.queue.model.versions import next_record, replaced
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import ALL, QuarantineFilter, QuarantineStats
 from reefknot.stores.sqlite import work_rows as rows

@@ -266,11 +266,12 @@ class StoreContext:
     opens no connection of its own.
     """
 
-    __slots__ = ("_reader", "listening", "now", "submit", "watch")
+    __slots__ = ("_reader", "listening", "now", "submit", "waiters", "watch")
 
     def __init__(self, submit: Submit, reader: Reader, watcher: ChangeWatcher, now: Callable[[], Moment]) -> None:
         self._reader = reader
         self.now = now
+        self.waiters = watcher
         # Bound once: every request looks them up.
         self.submit = submit
         self.listening = watcher.listening

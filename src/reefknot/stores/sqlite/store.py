@@ -42,7 +42,7 @@ from reefknot.runtime.sqlite_files import (
     patiently,
     plain_opener,
 )
-from reefknot.stores.port.engine import CheckReport
+from reefknot.stores.port.engines import CheckReport
 from reefknot.stores.sqlite.audit import SqliteAuditLog
 from reefknot.stores.sqlite.connection import VERSION, check_readable, migrate
 from reefknot.stores.sqlite.control import SqliteControl, SqliteValues

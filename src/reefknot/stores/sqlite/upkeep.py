@@ -24,7 +24,7 @@ from reefknot.core.time import Moment
 from reefknot.errors import StorePermissionError, StoreUnavailableError
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.runtime.sqlite_files import SNAPSHOT_S, copy_database, immediate
-from reefknot.stores.port.engine import CheckReport
+from reefknot.stores.port.engines import CheckReport
 from reefknot.stores.sqlite.audit import heads
 from reefknot.stores.sqlite.connection import add_key_hash, query
 from reefknot.stores.sqlite.reads import StoreContext

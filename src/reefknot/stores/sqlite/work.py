@@ -46,9 +46,8 @@ from reefknot.stores.sqlite import work_rows as rows
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import Transaction, each, write_apart
-from reefknot.stores.table.items import LOOK_S
+from reefknot.stores.wakeups import CLASS_TOPIC, ENDED_TOPIC, LEASES_TOPIC, LOOK_S, WakingQueue
 
-LEASES_TOPIC = "leases ended"
 _OWNERS = (
     "SELECT owner FROM work INDEXED BY work_leased WHERE state = 'running' "
     "GROUP BY owner HAVING max(lease_until - lease_ms) <= ? ORDER BY owner"
@@ -124,10 +123,11 @@ _SOONEST = (
 )
 
 
-class SqliteWorkQueue:
+class SqliteWorkQueue(WakingQueue):
     """The work of a SQLite store."""
 
     def __init__(self, context: StoreContext) -> None:
+        super().__init__(context.waiters)
         self._context = context
         self._awaited: dict[str, set[asyncio.Future[WorkItem]]] = {}
         """By id: the waiters for the end of an item."""
@@ -226,19 +226,14 @@ class SqliteWorkQueue:
     async def purge(self, before: int) -> int:
         return await retention.purge_work(self._context, before)
 
-    async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
-        topics = (LEASES_TOPIC, *(rows.CLASS_TOPIC + name for name in classes)) if classes else ("",)
-
-        async def soonest() -> float:
-            return await self._context.read(partial(_soonest, now=self._context.now(), classes=classes))
-
-        return await self._context.watch(soonest, *topics, pause=float, timeout=timeout) <= 0
+    async def soonest(self, classes: Sequence[str]) -> float:
+        return await self._context.read(partial(_soonest, now=self._context.now(), classes=classes))
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         future: asyncio.Future[WorkItem] = asyncio.get_running_loop().create_future()
         self._awaited.setdefault(work_id, set()).add(future)
         if not self._services.names:
-            change = self._changes.enter_context(self._context.listening(rows.ENDED_TOPIC))  # before the first look
+            change = self._changes.enter_context(self._context.listening(ENDED_TOPIC))  # before the first look
             self._services.keep("look for ended work", partial(self._watch, change))
         try:
             item = await self.get(work_id)
@@ -264,7 +259,7 @@ class SqliteWorkQueue:
             while self._awaited:
                 await until(change, LOOK_S)
                 self._changes.close()
-                change = self._changes.enter_context(self._context.listening(rows.ENDED_TOPIC))
+                change = self._changes.enter_context(self._context.listening(ENDED_TOPIC))
                 for item in await self._context.read(partial(rows.over, ids=list(self._awaited))):
                     for future in self._awaited.pop(item.id, ()):
                         if not future.done():
@@ -402,7 +397,7 @@ def _recall(transaction: Transaction, classes: Sequence[str], crash_events: Item
             transaction.counts.add([structs.replace(item, resource_class=core.ROUTER) for item in recalled])
             number += len(recalled)
     transaction.cache.clear()  # cached items may be among them
-    transaction.touched.add(rows.CLASS_TOPIC + core.ROUTER)
+    transaction.touched.add(CLASS_TOPIC + core.ROUTER)
     return number
 
 

@@ -11,6 +11,7 @@ from reefknot.queue.model.work import INGEST, NO_BUDGET, Budget, HistoryEntry, W
 from reefknot.queue.port.work_queue import EVERYTHING, SAME_IN_BOTH, WorkFilter, WorkPage, WorkSnapshot
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
+from reefknot.stores.wakeups import ENDED_TOPIC, topics_of
 
 _FIELDS = WorkItem.__struct_fields__
 FULL = ", ".join(_FIELDS)
@@ -123,10 +124,6 @@ class Wanted(Struct, frozen=True):
     lost: LostClaims | None = None
     match: WorkFilter = EVERYTHING
 
-
-CLASS_TOPIC = "work in "
-"""Prefix of a class name: the topic of waiters for claimable work of that class."""
-ENDED_TOPIC = "work ended"
 
 _items = json.Decoder(list[WorkItem], strict=False)
 _budget = json.Decoder(Budget)
@@ -423,10 +420,8 @@ def update(transaction: Transaction, old: Iterable[WorkItem], new: Sequence[Work
 def _count(transaction: Transaction, items: Iterable[WorkItem]) -> None:
     """Count items as they are written. Waiters for their classes, or for their end, are woken after the commit."""
     for name, state in transaction.counts.add(items):
-        if state is _PENDING:
-            transaction.touched.add(CLASS_TOPIC + name)
-        else:
-            transaction.touched.add("work" if state is WorkState.RUNNING else ENDED_TOPIC)
+        # A claim is news only to those who wait for any change.
+        transaction.touched.update(topics_of(name, state, end=ENDED_TOPIC) or ("work",))
 
 
 def item_of(row: Sequence[Any]) -> WorkItem:

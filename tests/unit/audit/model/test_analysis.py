@@ -186,10 +186,7 @@ def test_an_alert_lasts_from_the_crossing_until_the_rate_falls_back() -> None:
     result = analysed(*events, ended("recovered", 2, 4), ended("recovered", 2, 90), threshold=2).result()
     since, until = timestamp(NOON + 2), timestamp(NOON + 90)
 
-    assert result.alerts == (
-        Alert(None, since, until, 4, 2),
-        Alert("RETRY_KV_GET", since, until, 4, 2),
-    )
+    assert result.alerts == (Alert(None, since, until, 4, 2), Alert("RETRY_KV_GET", since, until, 4, 2))
 
 
 def test_a_rate_at_the_threshold_is_no_alert_and_a_category_can_be_fine_while_all_together_are_not() -> None:

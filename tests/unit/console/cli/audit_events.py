@@ -1,7 +1,5 @@
 """Stores with audited events."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -24,8 +22,7 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.decide import History, Reason, decide
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import RetryPolicy
-from reefknot.stores.opening import open_store
-from reefknot.stores.port import Store
+from reefknot.stores import opening, port
 
 R = TypeVar("R")
 NOON = 1_769_342_400.0
@@ -33,14 +30,18 @@ POLICY = RetryPolicy(3, 1.0, jitter="none")
 FAILURE = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "it broke", exceptions=("builtins.ConnectionError",))
 
 
-def in_store(path: Path, work: Callable[[Store], Awaitable[R]]) -> R:
+def in_store(path: Path, work: Callable[[port.Store], Awaitable[R]]) -> R:
     """Do something with the store of this file."""
 
     async def main() -> R:
-        async with open_store(f"sqlite:{path}") as store:
+        async with opening.open_store(f"sqlite:{path}") as store:
             return await work(store)
 
     return asyncio.run(main())
+
+
+def at(second: float) -> str:
+    return timestamp(NOON + second)
 
 
 def decision(attempts: int, message: str = "it broke") -> DecisionRecord:
@@ -50,7 +51,7 @@ def decision(attempts: int, message: str = "it broke") -> DecisionRecord:
 
 def attempt(second: float, category: str = "RETRY_KV_GET", *, number: int = 1, message: str = "it broke") -> AnyEvent:
     return RetryAttempt(
-        timestamp=timestamp(NOON + second),
+        timestamp=at(second),
         retry_category=category,
         operation="get it",
         correlation_id=f"c{number}",
@@ -66,7 +67,7 @@ def attempt(second: float, category: str = "RETRY_KV_GET", *, number: int = 1, m
 
 def exhausted(second: float, category: str = "RETRY_KV_GET") -> AnyEvent:
     return RetryExhausted(
-        timestamp=timestamp(NOON + second),
+        timestamp=at(second),
         retry_category=category,
         operation="get it",
         total_attempts=3,
@@ -82,10 +83,8 @@ STORY: list[AnyEvent] = [
     attempt(1, number=2),
     exhausted(3),
     attempt(10, "RETRY_NATS_PUBLISH"),
-    RetryRecovered(
-        timestamp=timestamp(NOON + 11), retry_category="RETRY_NATS_PUBLISH", total_attempts=2, elapsed_seconds=1.0
-    ),
-    IdempotencyEvent(timestamp=timestamp(NOON + 12), idempotency_key="order-7", action="record"),
+    RetryRecovered(timestamp=at(11), retry_category="RETRY_NATS_PUBLISH", total_attempts=2, elapsed_seconds=1.0),
+    IdempotencyEvent(timestamp=at(12), idempotency_key="order-7", action="record"),
 ]
 """Two operations and a key; three decisions to retry, one to stop."""
 
@@ -98,7 +97,7 @@ def entry(event: AnyEvent) -> AuditEntry:
 def recorded(path: Path, events: list[AnyEvent] = STORY) -> Path:
     """A store with these events."""
 
-    async def write(store: Store) -> None:
+    async def write(store: port.Store) -> None:
         await store.audit.append([entry(event) for event in events])
 
     in_store(path, write)

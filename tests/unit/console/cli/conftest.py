@@ -1,7 +1,5 @@
 """`rk`: commands, run in process; `store`: the file of their store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands run in process, in a folder of their own, without variables that change answers."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

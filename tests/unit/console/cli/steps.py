@@ -1,7 +1,5 @@
 """A folder to run systems in: a configuration, files, and steps that behave as their inputs demand."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from itertools import count

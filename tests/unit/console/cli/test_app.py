@@ -1,7 +1,5 @@
 """The application: help of every command, one exit code per kind of error, and no traceback for a usage error."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from importlib import import_module
@@ -9,15 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from reefknot import errors
 from reefknot.console.cli import app
 from reefknot.console.cli.app import NOUNS, CommandError, Exit, exit_for, with_default_watch
-from reefknot.errors import (
-    ConfigurationError,
-    ParameterError,
-    StoreLockedError,
-    StorePermissionError,
-    StoreUnavailableError,
-)
 from tests.unit.console.cli.running import Commands
 
 
@@ -49,14 +41,14 @@ def test_help_shows_an_example_in_plain_words(rk: Commands, words: tuple[str, ..
     [
         (CommandError("no"), 2),
         (CommandError("no", Exit.FAILED), 1),
-        (ParameterError("code", "x", "one of a, b"), 2),
-        (ConfigurationError(["a.yaml:1:1: bad"]), 78),
+        (errors.ParameterError("code", "x", "one of a, b"), 2),
+        (errors.ConfigurationError(["a.yaml:1:1: bad"]), 78),
         (PermissionError(errno.EACCES, "Permission denied", "x.yaml"), 77),
         (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), 69),
         (OSError(errno.ENOSPC, "No space left on device"), 1),
-        (StoreLockedError("sqlite:x", "locked", "try again"), 75),
-        (StorePermissionError("sqlite:x", "forbidden", "ask"), 77),
-        (StoreUnavailableError("sqlite:x", "away", "look"), 69),
+        (errors.StoreLockedError("sqlite:x", "locked", "try again"), 75),
+        (errors.StorePermissionError("sqlite:x", "forbidden", "ask"), 77),
+        (errors.StoreUnavailableError("sqlite:x", "away", "look"), 69),
         (KeyError("ours"), 1),
     ],
 )

@@ -1,7 +1,5 @@
 """Files of assignments: what is accepted, and where a mistake is said to be."""
 
-from __future__ import annotations
-
 import asyncio
 import codecs
 import json

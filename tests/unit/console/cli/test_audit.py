@@ -1,7 +1,5 @@
 """`reefknot audit`."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io
@@ -15,29 +13,14 @@ import apsw
 import msgspec
 import pytest
 
+from reefknot.audit.model import event
 from reefknot.audit.model.chain import EventIndex
-from reefknot.audit.model.event import (
-    Admission,
-    AnyEvent,
-    BookStored,
-    Completed,
-    IdempotencyEvent,
-    OperatorAction,
-    Routing,
-    Submitted,
-    decode,
-    tenant_hash,
-    timestamp,
-)
 from reefknot.audit.port import AuditEntry, KeptEntry
-from reefknot.console.cli import audit_files
-from reefknot.console.cli.audit import FilterFlags, follow_log
-from reefknot.console.cli.audit_files import SubmittedIds
+from reefknot.console.cli import audit, audit_files
 from reefknot.policy.model.book import content_hash
-from reefknot.stores.opening import open_store
-from reefknot.stores.port import Store
+from reefknot.stores import opening, port
 from tests.pace import slowness
-from tests.unit.console.cli.audit_events import NOON, STORY, attempt, decision, entry, in_store, recorded
+from tests.unit.console.cli.audit_events import NOON, STORY, at, attempt, decision, entry, in_store, recorded
 from tests.unit.console.cli.running import Commands
 
 
@@ -77,21 +60,21 @@ def change(path: Path, statement: str) -> None:
 async def test_following_shows_what_comes_and_ends_by_itself(
     rk: Commands, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with open_store(f"sqlite:{store}") as opened:
-        wanted = FilterFlags(type_="retry_attempt").chosen()
-        following = asyncio.create_task(follow_log(opened.audit, wanted, after=6, seconds=1.0, json=True))
+    async with opening.open_store(f"sqlite:{store}") as opened:
+        wanted = audit.FilterFlags(type_="retry_attempt").chosen()
+        following = asyncio.create_task(audit.follow_log(opened.audit, wanted, after=6, seconds=1.0, json=True))
         await asyncio.sleep(0)
         await opened.audit.append([entry(STORY[4]), entry(attempt(20))])
         await following
     assert [json.loads(line)["sequence"] for line in capsys.readouterr().out.splitlines()] == [8]
 
 
-TRAIL: list[AnyEvent] = [
-    Submitted(timestamp=timestamp(NOON), work_id="a", tenant_id="acme", actor="ann", host="h", process=7),
-    Submitted(timestamp=timestamp(NOON + 1), work_id="b", tenant_id="blue", actor="bob", host="h", process=8),
-    Completed(timestamp=timestamp(NOON + 2), work_id="a", tenant_id="acme", status="success", attempts=1),
-    IdempotencyEvent(timestamp=timestamp(NOON + 3), idempotency_key="=order-7", action="record"),
-    OperatorAction(timestamp=timestamp(NOON + 4), actor="ann", os_user="root", action="job.cancel", subject="b"),
+TRAIL: list[event.AnyEvent] = [
+    event.Submitted(timestamp=at(0), work_id="a", tenant_id="acme", actor="ann", host="h", process=7),
+    event.Submitted(timestamp=at(1), work_id="b", tenant_id="blue", actor="bob", host="h", process=8),
+    event.Completed(timestamp=at(2), work_id="a", tenant_id="acme", status="success", attempts=1),
+    event.IdempotencyEvent(timestamp=at(3), idempotency_key="=order-7", action="record"),
+    event.OperatorAction(timestamp=at(4), actor="ann", os_user="root", action="job.cancel", subject="b"),
 ]
 
 
@@ -281,13 +264,13 @@ def test_a_line_of_a_file_that_cannot_be_read_or_is_nested_too_deeply_is_a_misma
 
 
 def test_a_replay_says_what_could_not_be_decided_again_and_missing_inputs_are_a_difference(rk: Commands) -> None:
-    refused = Admission(timestamp=timestamp(NOON), work_id="a", status="rejected", reason="invalid")
+    refused = event.Admission(timestamp=at(0), work_id="a", status="rejected", reason="invalid")
     store = recorded(rk.folder / "state.db", [refused])
     ended = rk("audit", "replay")
     assert (ended.code, "1 could not be decided again" in ended.out) == (0, True)
     assert "admission refused as invalid: 1" in ended.err
     assert rk("audit", "replay", "--json").json["undecided_by"] == {"admission refused as invalid": 1}
-    recorded(store, [Routing(timestamp=timestamp(NOON), work_id="a", worker_id="w1", reason="chosen")])
+    recorded(store, [event.Routing(timestamp=at(0), work_id="a", worker_id="w1", reason="chosen")])
     ended = rk("audit", "replay")
     assert (ended.code, "worker_id 'w1' with no inputs" in ended.out) == (65, True)
 
@@ -295,7 +278,7 @@ def test_a_replay_says_what_could_not_be_decided_again_and_missing_inputs_are_a_
 def test_a_replay_over_retention_is_fine(rk: Commands, store: Path) -> None:
     """The control: an anchor is an event like the others, and a replay can read it."""
 
-    async def trim(opened: Store) -> None:
+    async def trim(opened: port.Store) -> None:
         await opened.audit.append([entry(attempt(20))])
         assert await opened.audit.trim(int((NOON + 61) * 1000)) == 7
         await opened.audit.append([entry(attempt(30))])
@@ -325,7 +308,7 @@ def test_an_export_holds_every_event_byte_for_byte_and_replaces_no_file_unless_f
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert ended.json["events"] == 6
     assert ended.json["head"] == json.loads((rk.folder / "log.jsonl.head.json").read_text())
-    assert [decode(json.dumps(line["event"]).encode()) for line in lines[1:]] == STORY
+    assert [event.decode(json.dumps(line["event"]).encode()) for line in lines[1:]] == STORY
     assert file.stat().st_mode & 0o777 == 0o600
 
 
@@ -386,7 +369,7 @@ def test_a_file_that_is_no_log_is_named_with_what_was_expected(rk: Commands) -> 
 
 
 def test_a_replay_reports_which_books_are_not_in_the_log_and_a_changed_one_is_a_difference(rk: Commands) -> None:
-    told = BookStored(timestamp="", book_hash=content_hash(CONTENT), content=CONTENT)
+    told = event.BookStored(timestamp="", book_hash=content_hash(CONTENT), content=CONTENT)
     with_books = [
         msgspec.structs.replace(STORY[0], decision=msgspec.structs.replace(decision(1), book_hash=one))
         for one in (content_hash(CONTENT), "0123456789abcdef")
@@ -396,7 +379,7 @@ def test_a_replay_reports_which_books_are_not_in_the_log_and_a_changed_one_is_a_
     assert ended.code == 0
     assert "Missing from the log: 1 of the policy books that were in force (0123456789ab)" in ended.err
     assert rk("audit", "replay", "--json").json["books"] == 1
-    recorded(store, [BookStored(timestamp="", book_hash="f" * 64, content=CONTENT)])
+    recorded(store, [event.BookStored(timestamp="", book_hash="f" * 64, content=CONTENT)])
     ended = rk("audit", "replay")
     assert (ended.code, "event 4 (book_stored): recorded: book ffffffffffff" in ended.out) == (65, True)
 
@@ -409,11 +392,13 @@ def body_of(kind: str, work: str = "w", **fields: str) -> bytes:
 
 
 def test_events_in_an_export_have_the_ids_of_the_submission_of_their_own_tenant() -> None:
-    known, long, other = SubmittedIds(), "tenant-of-many-letters", "another-tenant-of-letters"
+    known, long, other = audit_files.SubmittedIds(), "tenant-of-many-letters", "another-tenant-of-letters"
     known.index_of(body_of("submitted", tenant_id=long, correlation_id="c", trace_id="t"))
     known.index_of(body_of("submitted", tenant_id=other, correlation_id="d", trace_id="u"))
     assert known.index_of(body_of("completed", tenant_id=long)) == EventIndex("completed", "c", "t", "w")
-    assert known.index_of(body_of("routing", tenant_hash=tenant_hash(other))) == EventIndex("routing", "d", "u", "w")
+    assert known.index_of(body_of("routing", tenant_hash=event.tenant_hash(other))) == EventIndex(
+        "routing", "d", "u", "w"
+    )
     assert known.index_of(body_of("completed")) == EventIndex("completed", None, None, "w")
     assert known.index_of(body_of("requeued", tenant_id=long)) == EventIndex("requeued", None, None, "w")
     filed = EventIndex("completed", "x", None, "w")
@@ -423,7 +408,7 @@ def test_events_in_an_export_have_the_ids_of_the_submission_of_their_own_tenant(
 
 def test_an_export_says_the_ids_of_work_whose_submission_it_does_not_remember(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_files, "MOST_SUBMISSIONS", 2)
-    known = SubmittedIds()
+    known = audit_files.SubmittedIds()
     for work in ("a", "b", "c"):
         known.index_of(body_of("submitted", work, correlation_id=f"of {work}"))
     found = [known.index_of(body_of("completed", work)).correlation_id for work in ("a", "b", "c")]

@@ -1,7 +1,5 @@
 """`reefknot config` and `reefknot init`: show, check, schema, templates, and the exit codes of a bad configuration."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

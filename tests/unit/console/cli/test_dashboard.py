@@ -1,7 +1,5 @@
 """`reefknot dashboard` and the dashboard of `up`: what cannot be served is refused, with what to do about it."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
@@ -163,8 +161,7 @@ def test_a_missing_package_is_named_with_its_extra_and_a_dashboard_that_is_switc
     ended, system = rk("dashboard", "--for", "0"), rk("up", "--for", "0")
     assert ended.code == 78
     assert "pip install '.[dashboard]' in a checkout (missing: no_such_package)" in ended.err
-    assert system.code == 0
-    assert sum("'.[dashboard]'" in line for line in system.err.splitlines()) == 1
+    assert (system.code, sum("'.[dashboard]'" in line for line in system.err.splitlines())) == (0, 1)
 
     rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
     off = rk("up", "--for", "0")

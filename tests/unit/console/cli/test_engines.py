@@ -1,37 +1,18 @@
 """An engine of one's own: a package with a descriptor and one row in the table is all that the program asks for."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from reefknot import connect, open_store
-from reefknot.errors import ParameterError
+from reefknot import connect, errors, open_store
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.port import Store
-from reefknot.stores.port.engine import (
-    ENGINES,
-    Engine,
-    Examination,
-    ExamineOptions,
-    Finding,
-    KnownEngine,
-    OpenOptions,
-    StoreFiles,
-    accepted_urls,
-    engine_of,
-    file_of,
-    has_file,
-    is_shared,
-    url_of_file,
-)
+from reefknot.stores.port import Store, engines
 from tests.unit.console.cli.running import Commands
 
-ANSWERS = [Finding("server", "ok", "the stub answers")]
+ANSWERS = [engines.Finding("server", "ok", "the stub answers")]
 kept: dict[str, MemoryStore] = {}
 
 
@@ -54,28 +35,28 @@ class StubEngine:
         if not url.removeprefix("stub://").rpartition("@")[2].isalpha():
             raise ValueError("a stub has a name")
 
-    def files(self) -> StoreFiles:
+    def files(self) -> engines.StoreFiles:
         raise LookupError
 
-    async def open(self, url: str, options: OpenOptions) -> Store:
+    async def open(self, url: str, options: engines.OpenOptions) -> Store:
         store = kept.setdefault(url, StubStore(options.clock, **options.limits))
         store.identity = url
         return store
 
-    async def examine(self, url: str, options: ExamineOptions) -> Examination:
-        return Examination(ANSWERS, is_ready=url in kept)
+    async def examine(self, url: str, options: engines.ExamineOptions) -> engines.Examination:
+        return engines.Examination(ANSWERS, is_ready=url in kept)
 
-    async def examine_open(self, store: Store, options: ExamineOptions) -> list[Finding]:
+    async def examine_open(self, store: Store, options: engines.ExamineOptions) -> list[engines.Finding]:
         return ANSWERS
 
 
 @pytest.fixture(autouse=True)
 def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     package = ModuleType("stub_engine")
-    engine: Engine = StubEngine()
+    engine: engines.Engine = StubEngine()
     monkeypatch.setattr(package, "ENGINE", engine, raising=False)
     monkeypatch.setitem(sys.modules, "stub_engine", package)
-    monkeypatch.setitem(ENGINES, "stub", KnownEngine("stub_engine", "stub://NAME"))
+    monkeypatch.setitem(engines.ENGINES, "stub", engines.KnownEngine("stub_engine", "stub://NAME"))
     kept.clear()
 
 
@@ -116,10 +97,10 @@ def test_a_command_on_files_refuses_it_in_its_own_words_and_without_a_row_in_the
     """The second is the control."""
     ended = rk("store", "compact", "--engine", "stub://here")
     assert (ended.code, "stub://here is a stub and has no file" in ended.err) == (2, True)
-    monkeypatch.delitem(ENGINES, "stub")
+    monkeypatch.delitem(engines.ENGINES, "stub")
     assert "accepted" in rk("doctor", "--engine", "stub://here").err
-    with pytest.raises(ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
-        engine_of("stub://here")
+    with pytest.raises(errors.ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
+        engines.engine_of("stub://here")
 
 
 # ---- the engines that there are --------------------------------------------------------------------------------------
@@ -128,13 +109,17 @@ def test_a_command_on_files_refuses_it_in_its_own_words_and_without_a_row_in_the
 def test_every_engine_says_what_its_addresses_mean(rk: Commands) -> None:
     assert rk("submit", "--type", "python.call", "--inputs", "{}").code == 0
     state_file = Path(".reefknot/state.db").absolute()
-    assert accepted_urls(shared_only=True) == "sqlite:PATH, nats://HOST:PORT or stub://NAME"
-    files = [file_of(url) for url in ("sqlite:a.db", "nats://h:4222/x", "tls://h", "memory:")]
+    assert engines.accepted_urls(shared_only=True) == "sqlite:PATH, nats://HOST:PORT or stub://NAME"
+    files = [engines.file_of(url) for url in ("sqlite:a.db", "nats://h:4222/x", "tls://h", "memory:")]
     assert files == ["a.db", None, None, None]
-    assert [has_file(url) for url in ("sqlite:a.db", "nats://h", "memory", "sqlite", "a.db")] == [True] + [False] * 4
-    assert all(map(is_shared, ("sqlite:a.db", "nats://h", "stub://here")))
-    assert not any(map(is_shared, ("memory:", "memory", "memory:1f")))
-    assert url_of_file(state_file) == f"sqlite:{state_file}"
-    assert url_of_file(Path(__file__)) is None
-    assert engine_of(MemoryStore(SystemClock()).identity) is engine_of("memory:"), "an open store leads to its engine"
-    assert engine_of("nats:nats://here:4222") is engine_of("tls://here")
+    assert [engines.has_file(url) for url in ("sqlite:a.db", "nats://h", "memory", "sqlite", "a.db")] == [True] + [
+        False
+    ] * 4
+    assert all(map(engines.is_shared, ("sqlite:a.db", "nats://h", "stub://here")))
+    assert not any(map(engines.is_shared, ("memory:", "memory", "memory:1f")))
+    assert engines.url_of_file(state_file) == f"sqlite:{state_file}"
+    assert engines.url_of_file(Path(__file__)) is None
+    assert engines.engine_of(MemoryStore(SystemClock()).identity) is engines.engine_of("memory:"), (
+        "an open store leads to its engine"
+    )
+    assert engines.engine_of("nats:nats://here:4222") is engines.engine_of("tls://here")

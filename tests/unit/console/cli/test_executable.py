@@ -1,7 +1,5 @@
 """The executable itself: start-up cost, exit codes, closed and full streams, encodings and terminals."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`reefknot idempotency`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

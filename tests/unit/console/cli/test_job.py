@@ -1,7 +1,5 @@
 """`reefknot job` on a store without a running system."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -14,8 +12,7 @@ from reefknot.audit.journal import Journal, envelope
 from reefknot.audit.model.event import Quarantined
 from reefknot.console.cli.store import StoreAddress
 from reefknot.console.cli.top import _put_view
-from reefknot.console.operations.jobs import job_story
-from reefknot.console.operations.operator import Operator
+from reefknot.console.operations import jobs, operator
 from reefknot.core.redaction import Redactor
 from reefknot.ingest.jobs import IngestionJob
 from reefknot.policy.settings import load_settings
@@ -119,7 +116,7 @@ def test_the_story_of_a_job_that_a_worker_ran_has_its_attempts_and_the_layer_tha
     assert rk("run", lines(rk, own.flaky("a", 2)), "--module", own.module).code == 0
     settings = load_settings(str(rk.folder / "reefknot.yaml"), environ={}, cwd=rk.folder)
 
-    found = in_store(store, lambda one: job_story(Operator(one, Redactor(), None, settings), "a"))
+    found = in_store(store, lambda one: jobs.job_story(operator.Operator(one, Redactor(), None, settings), "a"))
     told = [(one["number"], one["outcome"], one["decision"], one["layer"]) for one in found["attempts"]]
     assert told == [(1, "retried", "again", "global"), (2, "retried", "again", "global"), (3, "succeeded", None, None)]
     first, second, last = found["attempts"]

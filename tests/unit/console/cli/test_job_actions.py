@@ -1,7 +1,5 @@
 """`quarantine show --payload-only` and `quarantine requeue --payload`: an edited payload as a new version."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The live feed: audited events in words, at most so many lines a second."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection
 

@@ -1,7 +1,5 @@
 """Log lines of commands: their two forms, what is kept out of them, and that logging is as before afterwards."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -42,8 +40,7 @@ def test_lines_from_a_level_on_are_printed_and_audited_events_always(
 ) -> None:
     lines = logged(capsys, LogFlags(log_level=level, log_format="text"))
 
-    assert lines.pop() == "a message"
-    assert [line.split(": ", 1)[1] for line in lines] == [*kept, "audited"]
+    assert (lines.pop(), [line.split(": ", 1)[1] for line in lines]) == ("a message", [*kept, "audited"])
     assert all(re.match(rf"{STAMP} [A-Z]+ reefknot", line) for line in lines)
 
 

@@ -1,7 +1,5 @@
 """Output: no control characters, valid JSON, tables of bounded width, and a bar on terminals only."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """Steps of one's own, met from the command line: tracebacks, modules by file, what they print, how they end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

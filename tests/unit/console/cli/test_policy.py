@@ -1,7 +1,5 @@
 """`reefknot policy`: list, show, explain, schedule, check, templates."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any
@@ -34,9 +32,7 @@ def test_a_configured_secret_is_not_shown(rk: Commands) -> None:
     assert rk(*words, "--json").json["failure"]["message"] == "it was [redacted]"
 
 
-def test_retries_follow_from_attempts_and_an_exception_list_is_named_as_the_reason(
-    rk: Commands,
-) -> None:
+def test_retries_follow_from_attempts_and_an_exception_list_is_named_as_the_reason(rk: Commands) -> None:
     rk.write("worker: {retries: {v2: {block_policies: {http: {max_attempts: 7}}}}}")
     policy = explained(rk, "block:http", "--status", "500")["policy"]
     attempts, retries = policy["max_attempts"], policy["retries"]

@@ -1,7 +1,5 @@
 """Waits as bars."""
 
-from __future__ import annotations
-
 import pytest
 
 from reefknot.console.cli.policy import BAR_WIDTH, bar, put_schedule

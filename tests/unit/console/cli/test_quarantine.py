@@ -1,7 +1,5 @@
 """`reefknot quarantine`, and the results that callers get after a requeue."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

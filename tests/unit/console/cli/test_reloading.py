@@ -1,7 +1,5 @@
 """The files that `--reload` watches, and the words that it gives its child."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

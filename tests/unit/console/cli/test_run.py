@@ -1,7 +1,5 @@
 """`reefknot run`: results, the summary, and how every assignment ends exactly once."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from pathlib import Path
@@ -14,8 +12,7 @@ from reefknot.console.cli.run import BatchRun, Tally
 from reefknot.queue.model.messages import LARGEST_MESSAGE, ExecResult, ResultJob, ResultStatus
 from reefknot.queue.model.work import Quarantine, WorkFailed, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
-from reefknot.stores.opening import open_store
-from reefknot.stores.port import Store
+from reefknot.stores import opening, port
 from tests.unit.console.cli.running import Commands
 from tests.unit.console.cli.steps import get, lines, prepared, results
 
@@ -36,8 +33,7 @@ def test_a_file_that_succeeds_ends_with_0_and_exactly_the_promised_summary(rk: C
     prepared(rk)
     found = summary(rk, lines(rk, get("a.txt"), get("a.txt")), code=0)
 
-    assert list(found) == KEYS
-    assert (found["total"], found["succeeded"], found["retries"]) == (2, 2, 0)
+    assert (list(found), found["total"], found["succeeded"], found["retries"]) == (KEYS, 2, 2, 0)
     assert (rk.folder / ".reefknot" / "state.db").exists(), "the default store is beside the configuration"
 
 
@@ -77,8 +73,7 @@ def test_bad_lines_are_reported_with_their_numbers_and_the_good_ones_run(rk: Com
     ended = rk("run", file, "--json")
     told = [line.removeprefix("work.jsonl:") for line in ended.err.splitlines() if line.startswith("work.jsonl:")]
 
-    assert ended.code == 1
-    assert (ended.json["succeeded"], ended.json["rejected"], ended.json["total"]) == (2, 8, 10)
+    assert (ended.code, ended.json["succeeded"], ended.json["rejected"], ended.json["total"]) == (1, 2, 8, 10)
     assert sorted(int(line.partition(":")[0]) for line in told) == [2, 4, 5, 6, 7, 8, 9, 10]
     words = {2: "not JSON", 4: "not an object", 5: "job.type: missing", 6: "is in line 1 already"}
     words |= {7: "options.deadline_ms", 8: "version", 9: "resource_class: 'tpu'", 10: "longer than"}
@@ -255,7 +250,7 @@ FAILED = WorkFailed(None, None, "attempts_spent")
 ASIDE = Quarantine("attempts_spent")
 
 
-async def ended(store: Store, how: WorkFailed | Quarantine | str) -> None:
+async def ended(store: port.Store, how: WorkFailed | Quarantine | str) -> None:
     """The record of a worker: a job that it settled, or that was dropped."""
     await store.work.enqueue([WorkItem("x", "t", "cpu@w")])
     if isinstance(how, str):
@@ -282,7 +277,7 @@ async def test_every_result_has_one_end(
     status: ResultStatus, before: WorkFailed | Quarantine | str | None, end: str
 ) -> None:
     tally = Tally()
-    async with open_store("memory:") as store:
+    async with opening.open_store("memory:") as store:
         if before is not None:
             await ended(store, before)
         result = ExecResult("x", "r", status, "worker-1", ResultJob("t"), retries_used=2)

@@ -1,7 +1,5 @@
 """`reefknot store`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import apsw
@@ -11,8 +9,7 @@ from reefknot.console.cli.store import PLAIN_SECTIONS
 from reefknot.errors import StoreUnavailableError
 from reefknot.policy.schema import Configuration
 from reefknot.policy.sections import keys_of
-from reefknot.stores.opening import open_store
-from reefknot.stores.sqlite import SqliteStore
+from reefknot.stores import opening, sqlite
 from reefknot.stores.sqlite.connection import VERSION
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.audit_events import attempt, recorded
@@ -61,8 +58,8 @@ def test_a_damaged_page_makes_the_check_fail(rk: Commands) -> None:
 
 @pytest.mark.real_time
 async def test_a_copy_that_cannot_be_written_blames_the_target(tmp_path: Path) -> None:
-    async with open_store(f"sqlite:{tmp_path / 'state.db'}") as kept:
-        assert isinstance(kept, SqliteStore)
+    async with opening.open_store(f"sqlite:{tmp_path / 'state.db'}") as kept:
+        assert isinstance(kept, sqlite.SqliteStore)
         with pytest.raises(StoreUnavailableError, match=r"store sqlite:\S*nowhere/x\.db: it cannot be written"):
             await kept.backup(tmp_path / "nowhere" / "x.db")
 

@@ -1,7 +1,5 @@
 """`reefknot submit`."""
 
-from __future__ import annotations
-
 import json
 import time
 from datetime import UTC, date, datetime, timedelta

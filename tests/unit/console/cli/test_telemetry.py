@@ -1,7 +1,5 @@
 """`reefknot telemetry` and `policy tune`: the schema to the letter, tables, resets, and proposals that pass a check."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path

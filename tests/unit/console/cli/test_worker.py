@@ -1,7 +1,5 @@
 """`reefknot worker` and `reefknot router`, seen from another process."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Stores with work items, without a running system."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

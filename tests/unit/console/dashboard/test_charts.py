@@ -1,7 +1,5 @@
 """Charts: what is drawn, what is said in words, and that no text gets out of its place."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from xml.etree import ElementTree as ET

@@ -1,7 +1,5 @@
 """Colours of the sheet: every text can be read on its ground, in the light and in the dark scheme (WCAG AA)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

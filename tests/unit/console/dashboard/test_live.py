@@ -1,7 +1,5 @@
 """Live views: one rendering for all viewers, at most one a second, bounded, and ended with the site."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -31,10 +29,7 @@ class Scene:
         self.log.head = self._head
         self.log.wait = self._wait
         self.site: Any = SimpleNamespace(  # what live views need of one
-            closing=asyncio.Event(),
-            redactor=Redactor(()),
-            store=SimpleNamespace(audit=self.log),
-            refusal=self._refusal,
+            closing=asyncio.Event(), redactor=Redactor(()), store=SimpleNamespace(audit=self.log), refusal=self._refusal
         )
         self.rendered: list[float] = []
         self.content: Callable[[], str] = lambda: f"event {self.log.sequence}"

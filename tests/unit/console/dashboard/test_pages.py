@@ -1,7 +1,5 @@
 """Pages in process: what an empty store shows, what an error says, and which command each action names."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -15,13 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 from bench.operators import filled
-from reefknot.app.alerts import AlertsRecord, RecordedAlert
+from reefknot.app.alert_watch import AlertsRecord, RecordedAlert
 from reefknot.console.cli.app import application
-from reefknot.console.dashboard import pages, views
+from reefknot.console.dashboard import live, pages, server, views
 from reefknot.console.dashboard.formats import cursor_words, places, words_of
-from reefknot.console.dashboard.live import ViewKey
-from reefknot.console.dashboard.server import build_app
 from reefknot.console.operations.alerts import active_alerts
+from reefknot.console.operations.job_filters import FILTERS, FORM
 from reefknot.errors import StoreUnavailableError
 from reefknot.policy.settings import load_settings
 from tests.rows import for_each_row
@@ -98,7 +95,7 @@ def answers(path: Path, *targets: str, token: str | None = None, config: str = C
     async def story() -> dict[str, Answered]:
         settings = load_settings(environ={}, cwd=path.parent)
         async with opened_site(path, settings) as site:
-            app = build_app(site)
+            app = server.build_app(site)
             return {one: await ask(app, "GET", one, [bearer(token) if token else bearer()]) for one in targets}
 
     return asyncio.run(story())
@@ -110,6 +107,18 @@ def test_every_page_of_an_empty_store_answers_and_names_a_command_to_type(path: 
         assert Shown(answered).commands, target
         if target in ("/work", "/quarantine", "/workers", "/sources", "/audit"):
             assert 'class="empty"' in answered.text, target
+
+
+def test_the_page_of_work_asks_for_every_field_of_its_form_and_names_the_command_with_that_filter(worked: Path) -> None:
+    examples = {name: field.example.split(",")[0] for name, field in FORM.items()}
+    assert set(examples) < set(FILTERS), "a field that is no filter"
+    found = answers(worked, *(f"/work?{name}={example}" for name, example in examples.items()))
+    for (name, example), answered in zip(examples.items(), found.values(), strict=True):
+        assert answered.status == 200, (name, answered.text[:300])
+        assert re.search(
+            rf'{FORM[name].label}<input name="{name}" type="text" value="{re.escape(example)}"', answered.text
+        )
+        assert Shown(answered).commands[0] == f"reefknot job list --{name} {example}"
 
 
 def test_what_if_answers_in_the_words_of_explain_with_what_ingestion_does(path: Path) -> None:
@@ -186,7 +195,7 @@ async def test_a_live_fragment_is_the_live_part_of_its_page(worked: Path) -> Non
             if view.is_live:
                 named = ("id", "held"), ("name", "nightly" if view.name == "schedule" else "notes")
                 asked = tuple(one for one in named if one[0] in view.parameters)
-                text, took = await renderer.fragment(ViewKey(view.name, "operator", asked))
+                text, took = await renderer.fragment(live.ViewKey(view.name, "operator", asked))
                 assert (text.count("data-live="), "<html" in text, 0 <= took < 5) == (1, False, True)
 
 
@@ -334,7 +343,7 @@ async def test_pages_of_fifty_thousand_events_answer_soon(tmp_path: Path) -> Non
     filters = ("/work?error=rare", "/work?tenant=tenant-rare", "/quarantine?reason=spent", "/audit?text=rare")
     targets = (*TARGETS, *filters, "/work/job-500", "/quarantine/job-9")
     async with opened_site(path) as site:
-        app = build_app(site)
+        app = server.build_app(site)
         for target in targets:
             began = time.monotonic()
             answered = await ask(app, "GET", target, [bearer()])

@@ -1,7 +1,5 @@
 """The rows of a job's timeline: what is on record, and nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from reefknot.audit.model.event import timestamp

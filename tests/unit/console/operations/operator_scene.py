@@ -1,7 +1,5 @@
 """An operator over a store in memory, in virtual time, with a configuration of sources and schedules."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,9 +11,7 @@ from msgspec import structs
 from reefknot.audit.model.event import OperatorAction, decode
 from reefknot.console.operations.operator import Operator
 from reefknot.core.redaction import Redactor
-from reefknot.ingest.configured_sources import open_documents
-from reefknot.ingest.port import Document
-from reefknot.ingest.sources import SourceRecord, SourceRecords
+from reefknot.ingest import configured_sources, port, sources
 from reefknot.policy.settings import load_settings
 from tests.stories import InLoop
 from tests.unit.ingest.world import World, new_world, page
@@ -38,10 +34,10 @@ class OperatorScene:
         (folder / "reefknot.yaml").write_text(config)
         settings = load_settings(str(folder / "reefknot.yaml"), environ={}, cwd=folder)
         self.operator = Operator(world.store, Redactor([SECRET]), "ann", settings, f"sqlite:{folder / 'state.db'}")
-        self.records = SourceRecords(world.store)
+        self.records = sources.SourceRecords(world.store)
         self.file = folder / "documents.db"
 
-    async def change(self, name: str, **fields: Any) -> SourceRecord:
+    async def change(self, name: str, **fields: Any) -> sources.SourceRecord:
         """Change the record of a source; `health` is a mapping of fields of it."""
         await self.records.read(name)
         health = fields.pop("health", {})
@@ -51,10 +47,10 @@ class OperatorScene:
 
     async def keep(self, source: str, *names: str, cursor: str = "", problem: str = "") -> str:
         """Keep documents as a sync does. Returns the place they are in."""
-        async with open_documents(self.file) as documents:
+        async with configured_sources.open_documents(self.file) as documents:
             kept = page(*names, cursor=cursor)
             if problem:
-                kept = structs.replace(kept, documents=(Document("odd", "odd", "1", problem=problem),))
+                kept = structs.replace(kept, documents=(port.Document("odd", "odd", "1", problem=problem),))
             await documents.keep(source, kept, after=await documents.position(source))
             return await documents.identity()
 

@@ -1,7 +1,5 @@
 """Statuses of systems as they report them, for tests of what operators see."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The audit log for operators: what a search finds, and what verification and replay cover."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3
@@ -23,11 +21,9 @@ from reefknot.audit.model.event import (
     Routing,
     Submitted,
     encode,
-    timestamp,
 )
 from reefknot.audit.port import AuditQuery
-from reefknot.console.cli import main
-from reefknot.console.operations import audit
+from reefknot.console import cli, operations
 from reefknot.console.operations.audit import EventQuery, audit_head, replay_events, search_events, verify_events
 from reefknot.console.operations.operator import Operator
 from reefknot.console.words.events import in_words
@@ -35,18 +31,13 @@ from reefknot.core.redaction import Redactor
 from reefknot.errors import ParameterError
 from reefknot.policy.model.book import content_hash
 from reefknot.policy.settings import Settings, load_settings
-from reefknot.stores.opening import open_store
-from reefknot.stores.port import Store
+from reefknot.stores import opening, port
 from reefknot.stores.sqlite.transaction import EVENTS_PER_BLOCK
 from reefknot.testing.conformance.harness import event
-from tests.unit.console.cli.audit_events import NOON, STORY, attempt, decision, in_store, recorded
+from tests.unit.console.cli.audit_events import NOON, STORY, at, attempt, decision, in_store, recorded
 
 R = TypeVar("R")
 BOOK: dict[str, Any] = {"operations": {"KV_GET": {"max_attempts": 9}}}
-
-
-def at(second: float) -> str:
-    return timestamp(NOON + second)
 
 
 def job(number: int, tenant: str) -> list[AnyEvent]:
@@ -81,7 +72,7 @@ def asked(
 ) -> R:
     """The answer to an operator at this store."""
 
-    def work(store: Store) -> Awaitable[R]:
+    def work(store: port.Store) -> Awaitable[R]:
         return operation(Operator(store, Redactor(secrets), "ann", settings, f"sqlite:{path}"))
 
     return in_store(path, work)
@@ -148,8 +139,8 @@ def test_a_search_finds_every_chosen_event_once_newest_first_and_goes_on_from_it
     for given, found in FILTERS:
         for limit in (1, 3, 50):
             assert numbers(pages(path, **given, limit=limit)) == found, given
-    monkeypatch.setattr(audit, "SCANNED", 5)
-    monkeypatch.setattr(audit, "SCAN_S", 0.0)
+    monkeypatch.setattr(operations.audit, "SCANNED", 5)
+    monkeypatch.setattr(operations.audit, "SCAN_S", 0.0)
     for given, found in FILTERS:
         looked = pages(path, **given, limit=50)
         assert numbers(looked) == found, given
@@ -164,7 +155,7 @@ async def test_a_search_until_a_time_begins_where_the_events_before_it_end(tmp_p
     """Also where one of them was written much later, as by a system whose log was away for a while."""
     noon = int(NOON * 1000)
     late = 4 * EVENTS_PER_BLOCK
-    async with open_store(f"sqlite:{tmp_path / 'state.db'}") as store:
+    async with opening.open_store(f"sqlite:{tmp_path / 'state.db'}") as store:
         operator = Operator(store, Redactor(()))
         await store.audit.append([event("a", at=noon + number) for number in range(late)])
         found = await search_events(operator, EventQuery(until="2026-01-25T12:00:00.050Z", limit=3))
@@ -226,7 +217,7 @@ def test_a_filter_that_is_not_accepted_is_named(path: Path, given: dict[str, Any
 def printed(capsys: pytest.CaptureFixture[str], path: Path, verb: str) -> Any:
     """The JSON that `audit` prints about a store."""
     capsys.readouterr()
-    main(["audit", verb, "--engine", f"sqlite:{path}", "--json"])
+    cli.main(["audit", verb, "--engine", f"sqlite:{path}", "--json"])
     return json.loads(capsys.readouterr().out)
 
 
@@ -326,7 +317,7 @@ async def test_a_replay_lets_others_have_their_turn() -> None:
         for number in range(1000):
             yield number, body
 
-    replaying, turns = asyncio.create_task(audit.replayed("here", events())), 0
+    replaying, turns = asyncio.create_task(operations.audit.replayed("here", events())), 0
     while not replaying.done():
         await asyncio.sleep(0)
         turns += 1

@@ -1,7 +1,5 @@
 """`examine_store`: what is found around a store and in it, beside those who work on it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -16,8 +14,7 @@ import pytest
 
 import reefknot as rk
 from reefknot.app.system import System
-from reefknot.audit.copies import kept_events
-from reefknot.audit.metrics import STEP_S
+from reefknot.audit import copies, metrics
 from reefknot.console.operations.health import EXTRAS, examine_address, examine_store, extras_finding
 from reefknot.console.operations.operator import Operator
 from reefknot.core.redaction import Redactor
@@ -30,8 +27,7 @@ from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.processes import process_mark
 from reefknot.stores.port import Store
-from reefknot.stores.sqlite import files
-from reefknot.stores.sqlite.files import library_finding
+from reefknot.stores.sqlite import examination
 from reefknot.testing.conformance.harness import event
 from tests.rows import for_each_row
 from tests.unit.queue.shops import gone_process
@@ -100,7 +96,7 @@ def test_the_extras_are_those_of_the_package_and_one_that_is_missing_is_a_warnin
     [("3.51.2", "warning"), ("3.9.3", "warning"), ("3.51.3", "ok"), ("3.54.1", "ok"), ("4.0", "ok")],
 )
 def test_a_library_with_the_race_that_damages_files_is_a_warning(version: str, level: str) -> None:
-    found = library_finding(version)
+    found = examination.library_finding(version)
 
     assert found.level == level
     assert ("apsw" in found.way_out) is (level == "warning")
@@ -207,8 +203,8 @@ def test_a_look_at_an_open_store_keeps_the_locks_of_this_process(tmp_path: Path)
 def test_a_check_of_the_content_that_takes_too_long_is_ended_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "OPEN_CHECK_S", -1.0)
-    monkeypatch.setattr(files, "CHECK_STEPS", 1)
+    monkeypatch.setattr(examination, "OPEN_CHECK_S", -1.0)
+    monkeypatch.setattr(examination, "CHECK_STEPS", 1)
     found = examined(tmp_path)["content"]
     assert found["level"] == "ok"
     assert "then stopped; `reefknot store check` runs to the end" in found["text"]
@@ -341,7 +337,7 @@ def test_events_that_a_running_system_holds_back_or_lost_are_a_warning(
     async def work(store: Store) -> None:
         for system in await living_systems(store):
             await store.control.withdraw(system["system_id"])
-        step = str(int(store.moment().wall / 1000 // STEP_S))
+        step = str(int(store.moment().wall / 1000 // metrics.STEP_S))
         await reported(store, **json.loads(json.dumps(activity).replace("NOW", step)))
 
     found = examined(tmp_path, work=work)["audit"]
@@ -355,7 +351,7 @@ def test_a_copy_that_is_far_behind_is_a_warning_until_a_system_has_copied(tmp_pa
         await store.audit.append([event(str(number)) for number in range(1200)])
 
     async def copy(store: Store) -> None:
-        async with kept_events(store, settings):
+        async with copies.kept_events(store, settings):
             pass
 
     behind = examined(tmp_path, settings, many)["copies"]

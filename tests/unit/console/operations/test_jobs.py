@@ -1,21 +1,10 @@
 """Operations on jobs: checked filters, counts before a change, refusals by kind, and an event for each change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
-from reefknot.console.operations.bulk import BulkListener
-from reefknot.console.operations.jobs import (
-    JobQuery,
-    RetryQuery,
-    SubmissionRefusedError,
-    job_story,
-    retry_jobs,
-    show_job,
-    submit_job,
-)
+from reefknot.console.operations import bulk, jobs
 from reefknot.errors import OperationError, ParameterError
 from reefknot.queue.model.work import WorkDone, WorkFailed, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
@@ -37,7 +26,7 @@ async def kept(scene: OperatorScene, item: WorkItem, settled: WorkDone | WorkFai
 async def test_one_job_is_shown_without_secrets_in_any_of_its_fields(scene: OperatorScene) -> None:
     spoilt = WorkItem("a", "local_files", correlation_id=SECRET, trace_id=f"t {SECRET}")
     await kept(scene, spoilt, WorkFailed("{}", None, f"attempts_spent, {SECRET}"))
-    for found in (await show_job(scene.operator, "a"), await job_story(scene.operator, "a")):
+    for found in (await jobs.show_job(scene.operator, "a"), await jobs.job_story(scene.operator, "a")):
         assert SECRET not in str(found)
         assert "attempts_spent" in found["reason"]
 
@@ -56,33 +45,33 @@ def test_a_filter_with_bad_syntax_is_refused_by_its_name_and_no_selection_never_
     ]
     for parameter, fields in bad:
         with pytest.raises(ParameterError) as named:
-            JobQuery(**fields)
+            jobs.JobQuery(**fields)
         assert (named.value.parameter, named.value.accepted != "") == (parameter, True)
     with pytest.raises(OperationError, match="select jobs by ids") as refused:
-        RetryQuery()
+        jobs.RetryQuery()
     assert refused.value.kind == "invalid"
     for selection in ({"all": True, "ids": ("a",)}, {"ids": ("a",), "state": "failed"}, {"tenant": " "}):
         with pytest.raises(ParameterError):
-            RetryQuery(**selection)
+            jobs.RetryQuery(**selection)
 
 
 async def test_a_retry_tells_its_count_before_the_first_change_and_why_named_jobs_are_left(
     scene: OperatorScene,
 ) -> None:
     heard: list[Any] = []
-    listener = BulkListener(heard.append, heard.append, lambda records: heard.append(list(records)))
+    listener = bulk.BulkListener(heard.append, heard.append, lambda records: heard.append(list(records)))
     await kept(scene, WorkItem("waits", "local_files"))
     failed = WorkItem("acme|paid", "http.request", tenant_id="acme")
     await kept(
         scene, failed, WorkFailed('{"code": "HTTP_ERROR", "message": "it answered 503"}', None, "attempts_spent")
     )
-    query = RetryQuery(state="failed", reason="spent")
-    dry = await retry_jobs(scene.operator, query, dry_run=True)
+    query = jobs.RetryQuery(state="failed", reason="spent")
+    dry = await jobs.retry_jobs(scene.operator, query, dry_run=True)
     assert (dry["retried"], dry["tenant_ids"], dry["by_type"]) == (["paid"], ["acme"], {"http.request": 1})
-    done = await retry_jobs(scene.operator, query, because="fixed", listener=listener)
+    done = await jobs.retry_jobs(scene.operator, query, because="fixed", listener=listener)
     assert (done["retried"], done["count"], done["missing"]) == (["paid"], 1, [])
     assert heard == [{"http.request": 1}, ["acme|paid"], 1]
-    named = await retry_jobs(scene.operator, RetryQuery(ids=("paid", "waits")))
+    named = await jobs.retry_jobs(scene.operator, jobs.RetryQuery(ids=("paid", "waits")))
     assert (named["missing"], named["count"]) == (["paid", "waits"], 0)
     assert "'paid' of tenant 'acme' cannot be retried: it is pending" in named["reasons"][0]
     assert "it is pending; accepted: failed" in named["reasons"][1]
@@ -90,7 +79,7 @@ async def test_a_retry_tells_its_count_before_the_first_change_and_why_named_job
 
 @pytest.mark.parametrize("scene", [SMALL], indirect=True)
 async def test_a_submission_that_does_not_fit_says_when_to_come_back(scene: OperatorScene) -> None:
-    await submit_job(scene.operator, STEP)
-    with pytest.raises(SubmissionRefusedError, match="1 of 1 places taken; try again in") as full:
-        await submit_job(scene.operator, {**STEP, "assignment_id": "order-8"})
+    await jobs.submit_job(scene.operator, STEP)
+    with pytest.raises(jobs.SubmissionRefusedError, match="1 of 1 places taken; try again in") as full:
+        await jobs.submit_job(scene.operator, {**STEP, "assignment_id": "order-8"})
     assert (full.value.kind, full.value.retry_after_ms > 0) == ("temporary", True)

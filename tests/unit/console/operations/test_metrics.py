@@ -1,7 +1,5 @@
 """`/metrics`: Prometheus reads it, its counters are the store's, its labels bounded, and what is shipped names it."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -16,12 +14,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from reefknot.app.activity import ENDED, PREFIX, Activity
-from reefknot.app.alerts import NAME as ALERTS
-from reefknot.app.alerts import AlertsRecord, RecordedAlert
+from reefknot.app.alert_watch import NAME as ALERTS
+from reefknot.app.alert_watch import AlertsRecord, RecordedAlert
 from reefknot.audit.journal import Journal, envelope
 from reefknot.audit.model.event import Admission, IdempotencyEvent, Quarantined, decode
-from reefknot.console.operations.metrics import metrics_text
-from reefknot.console.operations.operator import Operator
+from reefknot.console.operations import metrics, operator
 from reefknot.core.redaction import Redactor
 from reefknot.errors import OperationError, ParameterError, QueueFullError
 from reefknot.queue.connect import client_of
@@ -44,7 +41,7 @@ def store() -> MemoryStore:
 
 
 async def scraped(store: Store, *secrets: str) -> dict[str, Metric]:
-    text = (await metrics_text(Operator(store, Redactor(secrets)))).decode()
+    text = (await metrics.metrics_text(operator.Operator(store, Redactor(secrets)))).decode()
     return {one.name: one for one in text_string_to_metric_families(text)}
 
 
@@ -156,7 +153,7 @@ async def test_without_the_package_the_error_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(OperationError, match=r"pip install '\.\[metrics\]'") as caught:
-        await metrics_text(Operator(store, Redactor()))
+        await metrics.metrics_text(operator.Operator(store, Redactor()))
     assert caught.value.kind == "misconfigured"
 
 

@@ -1,7 +1,5 @@
 """`overview`: what operators see first, from what systems keep of themselves, never by reading the log."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -9,18 +7,10 @@ import msgspec
 import pytest
 
 from reefknot.app.activity import Activity, sampled
-from reefknot.app.alerts import AlertsRecord, RecordedAlert, measured_now
+from reefknot.app.alert_watch import AlertsRecord, RecordedAlert, measured_now
 from reefknot.app.system import System
 from reefknot.audit.journal import Journal, envelope
-from reefknot.audit.model.event import (
-    Admission,
-    Completed,
-    Dropped,
-    Quarantined,
-    RetryExhausted,
-    RetryRecovered,
-    RetryRefused,
-)
+from reefknot.audit.model import event
 from reefknot.console.operations.metrics import metrics_text
 from reefknot.console.operations.operator import Operator
 from reefknot.console.operations.overview import overview
@@ -65,20 +55,19 @@ async def test_what_ended_systems_did_within_15_minutes_is_counted() -> None:
     store = MemoryStore(SystemClock())
     async with Activity(store, SystemClock()):
         await Journal(store.audit).write(
-            Admission(**about()),
-            Admission(**about(1), status="rejected"),
-            Dropped(**about(2), reason="dropped"),
+            event.Admission(**about()),
+            event.Admission(**about(1), status="rejected"),
+            event.Dropped(**about(2), reason="dropped"),
             retry(),
             retry(),
-            RetryRecovered(**about(), total_attempts=3, elapsed_seconds=1.0),
-            Quarantined(**about(3), reason="spent"),
-            Completed(**about(), status="success"),
+            event.RetryRecovered(**about(), total_attempts=3, elapsed_seconds=1.0),
+            event.Quarantined(**about(3), reason="spent"),
+            event.Completed(**about(), status="success"),
         )
     view = await seen(store)
     assert view["admissions"] == {"accepted": 1, "rejected": 1, "dropped": 1, "deferred": 0, "degraded": 0}
     assert view["retries"] == {"granted": 2, "recovered": 1, "given_up": 0, "throttled": 0, "recovered_share": 1.0}
-    assert view["quarantine"]["added"] == 1
-    assert sum(view["series"]["retries"]) == 2
+    assert (view["quarantine"]["added"], sum(view["series"]["retries"])) == (1, 2)
     assert sum(view["series"]["retries"][-2:]) == 2, "the newest step is the last one"
     assert (view["ended_per_s"], view["last_ends"][0]["id"]) == (0.0, "job-0"), "the rates are of running systems"
 
@@ -88,9 +77,9 @@ async def test_given_up_is_every_job_that_is_not_retried_any_more_as_in_the_metr
     store = MemoryStore(SystemClock())
     async with Activity(store, SystemClock()):
         await Journal(store.audit).write(
-            *(given_up(RetryRefused, Reason.NOT_RETRYABLE, 1) for _ in range(10)),
-            given_up(RetryExhausted, Reason.BUDGET_SPENT, 3),
-            RetryRecovered(**about(), total_attempts=3, elapsed_seconds=1.0),
+            *(given_up(event.RetryRefused, Reason.NOT_RETRYABLE, 1) for _ in range(10)),
+            given_up(event.RetryExhausted, Reason.BUDGET_SPENT, 3),
+            event.RetryRecovered(**about(), total_attempts=3, elapsed_seconds=1.0),
         )
     view, text = await seen(store), await metrics_text(Operator(store, Redactor(())))
     counted = [line.rpartition(" ")[2] for line in text.decode().splitlines() if "retry_given_up_total{" in line]

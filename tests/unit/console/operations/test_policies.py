@@ -1,7 +1,5 @@
 """Questions about policies; `tests/integration/test_dashboard_api.py` compares answers with the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

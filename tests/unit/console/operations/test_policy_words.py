@@ -1,7 +1,5 @@
 """Policies in words."""
 
-from __future__ import annotations
-
 from math import inf
 
 import pytest

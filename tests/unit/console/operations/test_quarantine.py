@@ -1,22 +1,10 @@
 """Operations on the quarantine: groups, counts before a change, bounded answers, edited payloads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
-from reefknot.console.operations import bulk
-from reefknot.console.operations.bulk import BulkListener
-from reefknot.console.operations.quarantine import (
-    QuarantineQuery,
-    discard_jobs,
-    list_quarantined,
-    quarantine_groups,
-    quarantine_stats,
-    requeue_jobs,
-    show_quarantined,
-)
+from reefknot.console.operations import bulk, quarantine
 from reefknot.console.words.events import describe
 from reefknot.errors import OperationError, ParameterError
 from reefknot.queue.model.messages import ExecAssignment, Job, encode
@@ -42,26 +30,26 @@ async def kept(scene: OperatorScene, *names: str, message: str = "it answered 50
 async def test_groups_lists_and_stats_count_the_same_jobs_without_secrets(scene: OperatorScene) -> None:
     await kept(scene, "a", "b", message="order 17 was refused")
     await kept(scene, "c", message="no route")
-    groups = await quarantine_groups(scene.operator, QuarantineQuery(limit=1))
+    groups = await quarantine.quarantine_groups(scene.operator, quarantine.QuarantineQuery(limit=1))
     assert [(one["count"], one["code"]) for one in groups["groups"]] == [(2, "HTTP_ERROR")]
     assert (groups["total"], groups["ungrouped"]) == (2, 0)
     (largest,) = groups["groups"]
     assert (list(largest["types"]), largest["message"]) == (["fs.blob_get"], "order 17 was refused")
     assert largest["oldest_at"] <= largest["newest_at"]
     fingerprint = largest["fingerprint"]
-    of_type = await quarantine_groups(scene.operator, QuarantineQuery(type="other.type"))
+    of_type = await quarantine.quarantine_groups(scene.operator, quarantine.QuarantineQuery(type="other.type"))
     assert of_type["groups"] == []
-    listed = await list_quarantined(scene.operator, QuarantineQuery(fingerprint=fingerprint))
+    listed = await quarantine.list_quarantined(scene.operator, quarantine.QuarantineQuery(fingerprint=fingerprint))
     assert [one["id"] for one in listed["items"]] == ["a", "b"]
-    stats = await quarantine_stats(scene.operator)
+    stats = await quarantine.quarantine_stats(scene.operator)
     assert (stats["total"], stats["by_type"]) == (3, {"fs.blob_get": 3})
-    shown = await show_quarantined(scene.operator, "a")
+    shown = await quarantine.show_quarantined(scene.operator, "a")
     assert shown["assignment"]["job"]["payload"]["path"] == "a.txt"
     for found in (groups, listed, stats, shown):
         assert SECRET not in str(found)
         assert "hunter2" not in str(found)
     with pytest.raises(OperationError, match="'nobody' is not in quarantine") as absent:
-        await show_quarantined(scene.operator, "nobody")
+        await quarantine.show_quarantined(scene.operator, "nobody")
     assert absent.value.kind == "not_found"
 
 
@@ -69,10 +57,12 @@ async def test_the_sentence_of_an_action_on_many_jobs_has_their_number_the_filte
     scene: OperatorScene,
 ) -> None:
     await kept(scene, "a", "b", "c")
-    await requeue_jobs(scene.operator, QuarantineQuery(ids=("c",)))
-    groups = await quarantine_groups(scene.operator, QuarantineQuery())
+    await quarantine.requeue_jobs(scene.operator, quarantine.QuarantineQuery(ids=("c",)))
+    groups = await quarantine.quarantine_groups(scene.operator, quarantine.QuarantineQuery())
     fingerprint = groups["groups"][0]["fingerprint"]
-    await discard_jobs(scene.operator, QuarantineQuery(fingerprint=fingerprint), because="the service is gone")
+    await quarantine.discard_jobs(
+        scene.operator, quarantine.QuarantineQuery(fingerprint=fingerprint), because="the service is gone"
+    )
 
     found = [describe(one) for one in await scene.actions()]
     assert found == [
@@ -88,8 +78,8 @@ async def test_an_answer_is_bounded_and_a_listener_hears_every_job(
     monkeypatch.setattr(bulk, "CHUNK", 2)
     await kept(scene, *"abcde")
     heard: list[str] = []
-    listener = BulkListener(on_changed=heard.extend)
-    done = await requeue_jobs(scene.operator, QuarantineQuery(all=True), listener=listener)
+    listener = bulk.BulkListener(on_changed=heard.extend)
+    done = await quarantine.requeue_jobs(scene.operator, quarantine.QuarantineQuery(all=True), listener=listener)
     assert (done["requeued"], done["count"], heard) == (["a", "b", "c"], 5, list("abcde"))
 
 
@@ -98,5 +88,5 @@ def test_a_query_with_bad_syntax_is_refused_by_its_parameter() -> None:
     queries: list[dict[str, Any]] = [*({name: value} for name, value in bad.items()), {"all": True, "ids": ("a",)}]
     for fields in queries:
         with pytest.raises(ParameterError) as refused:
-            QuarantineQuery(**fields)
+            quarantine.QuarantineQuery(**fields)
         assert refused.value.parameter == next(iter(fields))

@@ -1,7 +1,5 @@
 """Operations on schedules: the list beside sources, a run by hand, pauses."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import timedelta
 
@@ -29,10 +27,7 @@ async def test_the_runs_of_a_schedule_are_shown_and_the_missed_ones_are_run_once
     assert (done["jobs"], done["count"]) == (would["jobs"], 2)
     again = await schedules.run_schedule(at, "nightly", missed=True)
     assert (again["jobs"], again["count"]) == ([], 0)
-    assert {one["job"] for one in (await schedules.show_schedule(at, "nightly"))["runs"]} == {
-        by_hand,
-        *done["jobs"],
-    }
+    assert {one["job"] for one in (await schedules.show_schedule(at, "nightly"))["runs"]} == {by_hand, *done["jobs"]}
     assert names_of(await scene.actions()) == [("schedule.run", "nightly", "ann")] * 2
     with pytest.raises(OperationError, match="notes is a source; show it with: reefknot source show notes"):
         await schedules.show_schedule(at, "notes")

@@ -1,15 +1,12 @@
 """Operations on sources: the list, a sync that is asked for, pauses, and what is left of a source."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reefknot.console.operations import sources
-from reefknot.console.operations.values import time_text
+from reefknot.console.operations import sources, values
 from reefknot.errors import OperationError, ParameterError
 from reefknot.ingest.port import FetchRequest, Page
 from reefknot.queue.model.work import WorkState
@@ -34,7 +31,7 @@ async def test_the_list_has_cursor_and_cooldown_redacted_and_bounded(scene: Oper
     assert (found["state"], found["documents"]) == ("cooling", 1)
     assert found["cursor"].startswith("after [redacted] x")
     assert len(found["cursor"]) == sources.LONGEST_CURSOR_SHOWN
-    assert found["cooldown_until"] == time_text(until)
+    assert found["cooldown_until"] == values.time_text(until)
     assert SECRET not in str(found)
 
     other = await row(scene, "mail")

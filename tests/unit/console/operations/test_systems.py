@@ -1,7 +1,5 @@
 """Workers and routers that run, and commands to them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from math import nan
@@ -13,13 +11,6 @@ import pytest
 from reefknot.audit.model.event import OperatorAction
 from reefknot.console.operations import systems
 from reefknot.console.operations.operator import Operator, polled
-from reefknot.console.operations.systems import (
-    command_worker,
-    list_routers,
-    list_workers,
-    reload_parts,
-    running_systems,
-)
 from reefknot.core.redaction import Redactor
 from reefknot.errors import OperationError, ParameterError
 from reefknot.queue.presence import living_systems
@@ -67,8 +58,8 @@ def changed_later(
 
 
 def test_where_nothing_runs_a_page_has_empty_lists_and_a_command_an_error_with_the_way_out(path: Path) -> None:
-    assert asked(path, running_systems) == {"workers": [], "routers": [], "gone": [], "unserved": []}
-    for operation, part in ((list_workers, "worker"), (list_routers, "router")):
+    assert asked(path, systems.running_systems) == {"workers": [], "routers": [], "gone": [], "unserved": []}
+    for operation, part in ((systems.list_workers, "worker"), (systems.list_routers, "router")):
         with pytest.raises(
             OperationError, match=f"no {part} is running on sqlite:.*start one with: reefknot up"
         ) as one:
@@ -79,14 +70,14 @@ def test_where_nothing_runs_a_page_has_empty_lists_and_a_command_an_error_with_t
 @pytest.mark.parametrize(
     ("asks", "parameter"),
     [
-        (lambda operator: command_worker(operator, "drain", "worker-7"), "worker"),
-        (lambda operator: command_worker(operator, "stop"), "verb"),
+        (lambda operator: systems.command_worker(operator, "drain", "worker-7"), "worker"),
+        (lambda operator: systems.command_worker(operator, "stop"), "verb"),
         *(
-            (lambda operator, s=s: command_worker(operator, "drain", seconds=s), "seconds")
+            (lambda operator, s=s: systems.command_worker(operator, "drain", seconds=s), "seconds")
             for s in (-1.0, 86_401.0, nan)
         ),
-        (lambda operator: reload_parts(operator, "engine"), "part"),
-        (lambda operator: reload_parts(operator, "router", "router-9"), "router"),
+        (lambda operator: systems.reload_parts(operator, "engine"), "part"),
+        (lambda operator: systems.reload_parts(operator, "router", "router-9"), "router"),
     ],
 )
 def test_what_is_not_known_or_never_ends_is_refused_and_nothing_is_sent(
@@ -107,7 +98,7 @@ def test_a_drain_is_obeyed_when_every_worker_says_so_and_is_audited(
         return [{**one, "workers": [worker | LEAVING for worker in one["workers"]]} for one in found]
 
     changed_later(monkeypatch, draining)
-    answer = asked(path, lambda operator: command_worker(operator, "drain", seconds=7))
+    answer = asked(path, lambda operator: systems.command_worker(operator, "drain", seconds=7))
     assert answer == {"workers": ["worker-1", "worker-2"], "drained": True, "actor": "ann", "dry_run": False}
     (one,) = actions(path)
     assert (one.action, one.subject, one.actor, one.details) == ("worker.drain", "*", "ann", {"seconds": 7})
@@ -117,26 +108,26 @@ def test_one_that_does_not_obey_is_reported_one_that_is_gone_need_not_and_a_dry_
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work_items.reported_running(path, "worker-1")
-    answer = asked(path, lambda operator: command_worker(operator, "resume", "worker-1", dry_run=True))
+    answer = asked(path, lambda operator: systems.command_worker(operator, "resume", "worker-1", dry_run=True))
     assert answer == {"workers": ["worker-1"], "resumed": False, "actor": "ann", "dry_run": True}
-    assert asked(path, lambda operator: reload_parts(operator, "router", dry_run=True))["dry_run"] is True
+    assert asked(path, lambda operator: systems.reload_parts(operator, "router", dry_run=True))["dry_run"] is True
     assert actions(path) == []
 
-    assert asked(path, lambda operator: command_worker(operator, "pause"))["paused"] is False
+    assert asked(path, lambda operator: systems.command_worker(operator, "pause"))["paused"] is False
     changed_later(monkeypatch, lambda found: [{**one, "workers": []} for one in found])
-    assert asked(path, lambda operator: command_worker(operator, "pause"))["paused"] is True
+    assert asked(path, lambda operator: systems.command_worker(operator, "pause"))["paused"] is True
 
 
 def test_a_reload_answers_for_each_system_with_its_outcome_once_it_obeyed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work_items.reported_running(path, "worker-1")
-    (silent,) = asked(path, lambda operator: reload_parts(operator, "worker"))["systems"]
+    (silent,) = asked(path, lambda operator: systems.reload_parts(operator, "worker"))["systems"]
     assert list(silent) == ["system_id"]
 
     outcome = {"sequence": 10**9, "problems": []}
     changed_later(monkeypatch, lambda found: [{**one, "reload": outcome} for one in found])
-    (told,) = asked(path, lambda operator: reload_parts(operator, "worker", "worker-1"))["systems"]
+    (told,) = asked(path, lambda operator: systems.reload_parts(operator, "worker", "worker-1"))["systems"]
     assert told == {"system_id": silent["system_id"], **outcome}
     assert [(one.action, one.subject) for one in actions(path)] == [
         ("worker.reload", "*"),

@@ -1,7 +1,5 @@
 """Values as people type them: what is accepted, and the refusal of everything else."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

@@ -224,6 +224,14 @@ class Folder:
         self.sync()
         return self.ids()
 
+    async def in_processes(self, limit: int = 100, **settings: Any) -> Synced:
+        """A sync whose every page is fetched by a connector of its own."""
+        pages = Synced()
+        while not pages or not pages[-1].is_last:
+            pages.append(await one_page(self.source(**settings), self.sink, limit))
+            assert len(pages) < 100
+        return pages
+
     def item(self, location: str, **settings: Any) -> Document | None:
         return asyncio.run(self.source(**settings).fetch_item(location, self.sink))
 

@@ -200,11 +200,7 @@ def moving_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalFiles, "_gone_among", lambda self, items: list(items))
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [trusting_times, pruning_at_once, deleting_what_cannot_be_seen, moving_copies],
-    ids=lambda one: one.__name__,
-)
+@pytest.mark.parametrize("broken", [trusting_times, pruning_at_once, deleting_what_cannot_be_seen, moving_copies])
 def test_a_broken_sync_is_caught(
     tmp_path: Path, forbidden: set[str], monkeypatch: pytest.MonkeyPatch, broken: Callable[[pytest.MonkeyPatch], None]
 ) -> None:

@@ -50,32 +50,27 @@ def test_an_unknown_key_is_refused_with_a_suggestion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "accepted"),
+    ("key", "values", "accepted"),
     [
-        ("path", 1, "the path of a folder"),
-        ("path", "", "the path of a folder"),
-        ("path", "a\0b", "the path of a folder"),
-        ("path", "~no-such-user-here/x", "the home folder in it is not known"),
-        ("include", "*.md", "a list of patterns"),
-        ("include", [1], "a list of patterns"),
-        ("exclude", ["/etc"], "neither begins with /"),
-        ("exclude", ["a/../b"], "leads upwards"),
-        ("exclude", [""], "a list of patterns"),
-        ("exclude", ["x" * 1001], "at most 1000 characters"),
-        ("exclude", ["x"] * 1001, "at most 1000"),
-        ("max_bytes", "10 MB", "a whole number from 0"),
-        ("max_bytes", True, "a whole number from 0"),
-        ("max_bytes", -1, "a whole number from 0"),
-        ("follow_symlinks", "yes", "True or False"),
-        ("link_targets", "/data", "a list of folders"),
-        ("allow_empty", 1, "True or False"),
+        ("path", (1, "", "a\0b"), "the path of a folder"),
+        ("path", ("~no-such-user-here/x",), "the home folder in it is not known"),
+        ("include", ("*.md", [1]), "a list of patterns"),
+        ("exclude", (["/etc"],), "neither begins with /"),
+        ("exclude", (["a/../b"],), "leads upwards"),
+        ("exclude", ([""],), "a list of patterns"),
+        ("exclude", (["x" * 1001],), "at most 1000 characters"),
+        ("exclude", (["x"] * 1001,), "at most 1000"),
+        ("max_bytes", ("10 MB", True, -1), "a whole number from 0"),
+        ("follow_symlinks", ("yes",), "True or False"),
+        ("link_targets", ("/data",), "a list of folders"),
+        ("allow_empty", (1,), "True or False"),
     ],
 )
-def test_a_wrong_value_is_refused_with_what_is_accepted(key: str, value: object, accepted: str) -> None:
-    with pytest.raises(ParameterError, match=accepted) as caught:
-        settings(**{key: value})
-
-    assert caught.value.parameter == key
+def test_a_wrong_value_is_refused_with_what_is_accepted(key: str, values: tuple[object, ...], accepted: str) -> None:
+    for value in values:
+        with pytest.raises(ParameterError, match=accepted) as caught:
+            settings(**{key: value})
+        assert caught.value.parameter == key
 
 
 def test_a_source_without_a_path_is_refused() -> None:

@@ -112,14 +112,14 @@ def test_origins_are_compared_by_scheme_host_and_port() -> None:
 
     same = {origin_of(urlsplit(url)) for url in ("https://A.example/x", "https://a.example:443/y")}
     assert len(same) == 1
-    others = (
+    hosts = (
         "http://a.example",
         "https://a.example:444",
         "https://a.example.evil",
         "https://a.example:x",
         "//a.example",
     )
-    assert not same & {origin_of(urlsplit(url)) for url in others}
+    assert not same & {origin_of(urlsplit(url)) for url in hosts}
 
 
 @pytest.mark.parametrize(

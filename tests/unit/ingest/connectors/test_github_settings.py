@@ -44,50 +44,41 @@ def test_everything_may_be_given() -> None:
     assert found.ca_file == Path("/etc/reefknot/ca.pem")
 
 
+REPOSITRY = r"repositry='\*\*\*' is not accepted: a setting of this connector: .*did you mean 'repository'"
+
+
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("key", "values", "told"),
     [
+        ("repositry", ("octo/demo",), REPOSITRY),
+        ("tokn", ("env:X",), "did you mean 'token'"),
+        ("repository", ("demo",), "repository='demo' is not accepted: OWNER/NAME"),
         (
-            {"repositry": "octo/demo"},
-            "repositry='\\*\\*\\*' is not accepted: a setting of this connector: .*did you mean 'repository'",
+            "repository",
+            ("https://github.com/octo/demo.git", "git@github.com:octo/demo.git"),
+            "did you mean 'octo/demo'",
         ),
-        ({"tokn": "env:X"}, "did you mean 'token'"),
-        ({"repository": "demo"}, "repository='demo' is not accepted: OWNER/NAME"),
-        ({"repository": "https://github.com/octo/demo.git"}, "did you mean 'octo/demo'"),
-        ({"repository": "git@github.com:octo/demo.git"}, "did you mean 'octo/demo'"),
-        ({"repository": "octo/demo/../other"}, "OWNER/NAME"),
-        ({"repository": "octo/.."}, "OWNER/NAME"),
-        ({"repository": "octo/."}, "OWNER/NAME"),
-        ({"repository": "./demo"}, "OWNER/NAME"),
-        ({"repository": "../demo"}, "OWNER/NAME"),
-        ({"repository": 7}, "OWNER/NAME"),
-        ({"base_url": "http://ghe.example/api/v3"}, "http:// only for this machine"),
-        ({"base_url": "https://github.com"}, "https://api.github.com for github.com"),
-        ({"base_url": "ftp://ghe.example"}, "https://HOST"),
-        ({"base_url": "https://"}, "https://HOST"),
-        ({"base_url": "https://ghe.example:port"}, "https://HOST"),
-        ({"base_url": "https://ghe.example/?q=1"}, "https://HOST"),
-        ({"branch": ""}, "the name of a branch"),
-        ({"branch": "a/../b"}, "the name of a branch"),
-        ({"include": "docs/**"}, "a list of at most 200 path patterns"),
-        ({"exclude": ["/"]}, "a list of at most 200 path patterns"),
-        ({"exclude": ["/docs"]}, "neither begins with / nor leads upwards"),
-        ({"exclude": ["../docs"]}, "neither begins with / nor leads upwards"),
-        ({"exclude": ["[z-a]"]}, "bad character range"),
-        ({"exclude": [7]}, "a list of at most 200 path patterns"),
-        ({"content": ["pull_request"]}, "did you mean 'pull_requests'"),
-        ({"content": []}, "a list of files, issues, pull_requests"),
-        ({"content": "files"}, "a list of files, issues, pull_requests"),
-        ({"max_bytes": 0}, "a whole number from 1 to 104857600"),
-        ({"max_bytes": "1 MiB"}, "a whole number from 1 to 104857600"),
-        ({"max_bytes": True}, "a whole number from 1 to 104857600"),
-        ({"ca_file": ""}, "the path of a file of PEM certificates"),
-        ({"token": 7}, "env:NAME"),
+        ("repository", ("octo/demo/../other", "octo/..", "octo/.", "./demo", "../demo", 7), "OWNER/NAME"),
+        ("base_url", ("http://ghe.example/api/v3",), "http:// only for this machine"),
+        ("base_url", ("https://github.com",), "https://api.github.com for github.com"),
+        ("base_url", ("ftp://ghe.example", "https://", "https://ghe.example:port"), "https://HOST"),
+        ("base_url", ("https://ghe.example/?q=1",), "https://HOST"),
+        ("branch", ("", "a/../b"), "the name of a branch"),
+        ("include", ("docs/**",), "a list of at most 200 path patterns"),
+        ("exclude", (["/"], [7]), "a list of at most 200 path patterns"),
+        ("exclude", (["/docs"], ["../docs"]), "neither begins with / nor leads upwards"),
+        ("exclude", (["[z-a]"],), "bad character range"),
+        ("content", (["pull_request"],), "did you mean 'pull_requests'"),
+        ("content", ([], "files"), "a list of files, issues, pull_requests"),
+        ("max_bytes", (0, "1 MiB", True), "a whole number from 1 to 104857600"),
+        ("ca_file", ("",), "the path of a file of PEM certificates"),
+        ("token", (7,), "env:NAME"),
     ],
 )
-def test_a_mistake_is_told_with_its_key_and_what_is_accepted(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ParameterError, match=told):
-        settings(**given)
+def test_a_mistake_is_told_with_its_key_and_what_is_accepted(key: str, values: tuple[object, ...], told: str) -> None:
+    for value in values:
+        with pytest.raises(ParameterError, match=told):
+            settings(**{key: value})
 
 
 def test_without_a_repository_the_error_says_so() -> None:
@@ -106,7 +97,7 @@ def test_a_wrong_type_is_a_type_error_too() -> None:
         {"token": "ghp_canary"},
         {"tokn": "ghp_canary"},
         {"token": "env:"},
-        {"base_url": "https://user:ghp_canary@ghe.example"},
+        {"base_url": "https://u:ghp_canary@ghe.example"},
     ],
 )
 def test_a_secret_itself_is_refused_and_not_repeated(given: dict[str, Any]) -> None:

@@ -22,17 +22,7 @@ from reefknot.errors import ParameterError, StalePositionError
 from reefknot.ingest.connectors import folders, local_files
 from reefknot.ingest.connectors.local_files import LocalFiles
 from reefknot.ingest.port import ConnectorFactory, FetchRequest, Position, WatchingConnector
-from tests.unit.ingest.connectors.memory_sink import (
-    Folder,
-    MemorySink,
-    Synced,
-    context,
-    failing,
-    one_page,
-    peak_of,
-    put,
-    sync,
-)
+from tests.unit.ingest.connectors.memory_sink import Folder, MemorySink, context, failing, one_page, peak_of, put, sync
 
 pytestmark = pytest.mark.real_time
 
@@ -166,6 +156,7 @@ def test_a_file_that_vanishes_before_it_is_read_is_no_document(folder: Folder, m
 
 PNG, GIF = b"\x89PNG\r\n\x1a\n\0\0", b"GIF89a\xff\xff\xff\xff\xff\xff\xff"
 BINARY = "application/octet-stream"
+LATIN_1 = "ein paar Grüße".encode("latin-1")
 
 
 @pytest.mark.parametrize(
@@ -176,13 +167,7 @@ BINARY = "application/octet-stream"
         ("a.txt", "Grüße".encode("utf-16"), "text/plain", "Grüße", ""),
         ("a.txt", b"\xfe\xff" + "Grüße".encode("utf-16-be"), "text/plain", "Grüße", ""),
         ("a.txt", "Grüße".encode("utf-32"), "text/plain", "Grüße", ""),
-        (
-            "a.txt",
-            "ein paar Grüße".encode("latin-1"),
-            "text/plain",
-            "ein paar Gr\ufffd\ufffde",
-            "not UTF-8 from byte 12 on",
-        ),
+        ("a.txt", LATIN_1, "text/plain", "ein paar Gr\ufffd\ufffde", "not UTF-8 from byte 12 on"),
         ("a.txt", "a\0b".encode("utf-16"), "text/plain", "a\ufffdb", ""),
         ("a.txt", b"\xff\xfea\0b", "text/plain", "a\ufffd", "not UTF-16-LE from byte 5 on"),
         ("a.md", b"# x", "text/markdown", "# x", ""),
@@ -237,10 +222,7 @@ def test_a_page_ends_when_it_has_much_content(folder: Folder, monkeypatch: pytes
 async def test_a_sync_that_is_interrupted_continues_behind_its_last_page_in_another_process(folder: Folder) -> None:
     for number in range(30):
         folder.put(f"{number % 3}/{number:02}.txt")
-    pages = Synced()
-    while not pages or not pages[-1].is_last:
-        pages.append(await one_page(folder.source(), folder.sink, 4))
-        assert len(pages) < 50
+    pages = await folder.in_processes(limit=4)
 
     assert pages.locations == sorted(pages.locations)
     assert len(pages.locations) == len(folder.ids()) == 30
@@ -358,7 +340,6 @@ def test_an_empty_file_is_not_held_for_another_one(folder: Folder, monkeypatch: 
     folder.put("a.txt", "")
     folder.sync()
     before = folder.ids()["a.txt"]
-
     (folder / "a.txt").unlink()
     folder.put("b.txt", "")
     folder.sync()
@@ -528,23 +509,14 @@ def test_real_permissions_are_told_apart(folder: Folder) -> None:
     (folder / "folder").chmod(0)
     plain = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
 
-    done = subprocess.run(
-        [*plain, sys.executable, "-c", AS_USER, str(folder.root)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [*plain, sys.executable, "-c", AS_USER, str(folder.root)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     (folder / "folder").chmod(0o700)
 
     assert done.stdout.strip() == "['open.txt'] ['closed.txt', 'folder/'] {'permanent'}", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("number", "of_the_source"),
-    [(errno.EIO, False), (errno.EMFILE, True)],
-    ids=["a disk with an error", "no descriptors"],
-)
+@pytest.mark.parametrize(("number", "of_the_source"), [(errno.EIO, False), (errno.EMFILE, True)])
 def test_an_error_that_may_pass_is_tried_again(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, number: int, of_the_source: bool
 ) -> None:
@@ -652,13 +624,8 @@ def test_followed_links_stay_within_the_folder_and_what_is_allowed(folder: Folde
 
     pages = folder.sync(follow_symlinks=True, link_targets=["shared"])
 
-    assert folder.texts() == {
-        "a.txt": "a",
-        "d/c.txt": "c",
-        "link.txt": "a",
-        "linked/c.txt": "c",
-        "shared/x/b.txt": "shared",
-    }
+    found = {"a.txt": "a", "d/c.txt": "c", "link.txt": "a", "linked/c.txt": "c", "shared/x/b.txt": "shared"}
+    assert folder.texts() == found
     assert list(pages.failures) == ["out"]
     assert "leads out of the folder: add its target to `link_targets`" in str(pages.failures["out"])
     with failing("leads out of the folder"):
@@ -731,9 +698,7 @@ async def test_a_walk_through_many_unwanted_folders_makes_progress_from_page_to_
         folder.put(f"{number:02}/x.log", "x")
     folder.put("zz/a.md", "a")
 
-    pages = Synced()
-    while not pages or not pages[-1].is_last:
-        pages.append(await one_page(folder.source(include=["*.md"]), folder.sink))
+    pages = await folder.in_processes(include=["*.md"])
 
     assert 50 < len(pages) == len({page.cursor for page in pages}) < 60
     assert set(folder.ids()) == {"zz/a.md"}

@@ -410,8 +410,7 @@ def test_a_rate_limits_own_delay_above_the_cap_is_the_cap_for_that_failure(
 
 
 @for_each_row(
-    ("target", "failure"),
-    [("block:x", HTTP_429), ("connector:x", TIMEOUT), ("connector:x", None), ("block:x", None)],
+    ("target", "failure"), [("block:x", HTTP_429), ("connector:x", TIMEOUT), ("connector:x", None), ("block:x", None)]
 )
 def test_elsewhere_a_base_above_its_cap_is_refused(target: str, failure: Failure | None) -> None:
     book = book_of(targets={target: entry(max_attempts=3, base_delay=61.0, max_delay=60.0)})
@@ -628,6 +627,7 @@ def test_said_none_beats_said_something_and_what_was_said_cannot_be_changed_afte
 def test_work_follows_the_book_it_began_under() -> None:
     books = [book_of() for _ in range(MOST_BOOKS + 2)]
     history = BookHistory(books[0])
+    assert history.at(850) is books[0]
     for number, book in enumerate(books[1:], 1):
         history.add(book, since=number * 100)
     assert history.at(850) is books[8]

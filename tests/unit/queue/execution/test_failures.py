@@ -19,19 +19,12 @@ from reefknot.audit.port import AuditQuery
 from reefknot.core.failure import FailureType
 from reefknot.errors import ConfigurationError, KeyInProgressError, OutcomeUnknownError, QueueFullError, SourceError
 from reefknot.idempotency.decorator import in_scope
-from reefknot.queue.execution.failures import (
-    LONGEST_TRACEBACK,
-    failure_with_place,
-    is_ctrl_c,
-    raised_at,
-    traceback_text,
-)
+from reefknot.queue.execution import failures
 from reefknot.queue.model.messages import ResultStatus, StepResult
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker import attempt as step_module
 from reefknot.retrying.failures import failure_from
-from reefknot.runtime.redaction import add_secrets, remove_secrets
-from reefknot.runtime.user_modules import import_user_module
+from reefknot.runtime import redactor, user_modules
 from reefknot.steps.python import PythonBlock
 from tests.unit.queue.shops import sent, stored, told
 from tests.workshop import OK, REFUSED, Shop, Step, with_shop, work
@@ -128,7 +121,7 @@ def test_the_handler_of_asyncio_is_told_from_a_step_that_raises_by_itself(monkey
         try:
             raises()
         except KeyboardInterrupt as error:
-            return is_ctrl_c(error)
+            return failures.is_ctrl_c(error)
         return False
 
     monkeypatch.setattr(signal, "getsignal", lambda _: None)
@@ -178,15 +171,15 @@ def test_a_traceback_is_bounded_and_its_last_frames_survive() -> None:
         try:
             fails(900, message)
         except LookupError as error:
-            return traceback_text(error)
+            return failures.traceback_text(error)
         return ""
 
     text = told_of("the end")
-    assert len(text) <= LONGEST_TRACEBACK
+    assert len(text) <= failures.LONGEST_TRACEBACK
     assert text.endswith("raise LookupError(message) from error\nLookupError: the end")
     assert "ZeroDivisionError" in told_of("short"), "the cause stands before"
     long = told_of("x" * 1_000_000)
-    assert len(long) <= LONGEST_TRACEBACK
+    assert len(long) <= failures.LONGEST_TRACEBACK
     assert "raise LookupError(message) from error" in long
     assert told_of("token=abcdef12345 was refused").endswith("LookupError: token=[redacted] was refused")
     assert told_of("half \ud800").endswith("LookupError: half ?")
@@ -198,10 +191,10 @@ def test_an_exception_that_is_raised_again_collects_no_frames_and_an_odd_one_has
             raise RuntimeError("nothing to read here")
 
     same = ValueError("the same object")
-    texts = [traceback_text(raised(same)) for _ in range(3)]
+    texts = [failures.traceback_text(raised(same)) for _ in range(3)]
     assert texts[0].count("raise error") == 1
     assert texts == [texts[0]] * 3
-    assert traceback_text(OddError()) == ""
+    assert failures.traceback_text(OddError()) == ""
 
 
 async def test_the_log_has_the_traceback_of_a_bug_and_no_outage(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
@@ -214,8 +207,7 @@ async def test_the_log_has_the_traceback_of_a_bug_and_no_outage(shop: Shop, capl
     await sent(shop, work("b", job="test.bug"), to="w2", wait=50)
     (record,) = caplog.records
     lines = record.getMessage().splitlines()
-    assert lines[0] == "w2: test.bug b: its step raised"
-    assert lines[1] == "    Traceback (most recent call last):"
+    assert (lines[0], lines[1]) == ("w2: test.bug b: its step raised", "    Traceback (most recent call last):")
     assert all(line.startswith("    ") for line in lines[1:]), "no line of it reads like one of the log's own"
 
 
@@ -412,7 +404,7 @@ def raised(error: BaseException) -> BaseException:
 )
 def test_a_failure_with_its_place_names_class_and_line_if_its_words_say_little(error: BaseException, told: str) -> None:
     at = f"{__file__}:{raised.__code__.co_firstlineno + 2}"
-    failure = failure_with_place(raised(error))
+    failure = failures.failure_with_place(raised(error))
     assert failure.message == told.format(at=at)
     assert structs.replace(failure, message="") == structs.replace(failure_from(error), message="")
 
@@ -423,18 +415,20 @@ def test_the_place_is_in_the_module_of_ones_own_and_not_in_the_library_that_it_c
 
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - json's own, whose frames are what matters
         own()
-    assert raised_at(caught.value) == f"{__file__}:{own.__code__.co_firstlineno + 1}"
-    assert raised_at(ValueError("never raised")) == ""
+    assert failures.raised_at(caught.value) == f"{__file__}:{own.__code__.co_firstlineno + 1}"
+    assert failures.raised_at(ValueError("never raised")) == ""
 
 
 def test_a_group_tells_of_its_first_exception_with_no_secret_and_bounded() -> None:
-    found = failure_with_place(raised(BaseExceptionGroup("two of them", [raised(KeyError("x")), ValueError("y")])))
+    found = failures.failure_with_place(
+        raised(BaseExceptionGroup("two of them", [raised(KeyError("x")), ValueError("y")]))
+    )
     assert found.message.startswith("ExceptionGroup: two of them (2 sub-exceptions): KeyError: 'x' (in ")
-    add_secrets(["hush-hush-4711"])
+    redactor.add_secrets(["hush-hush-4711"])
     try:
-        message = failure_with_place(raised(KeyError("hush-hush-4711" + "x" * 10_000))).message
+        message = failures.failure_with_place(raised(KeyError("hush-hush-4711" + "x" * 10_000))).message
     finally:
-        remove_secrets(["hush-hush-4711"])
+        redactor.remove_secrets(["hush-hush-4711"])
     assert "hush-hush" not in message
     assert (len(message) <= 4096, message.endswith(")")) == (True, True)
 
@@ -504,6 +498,6 @@ def test_a_wrong_decorator_is_told_with_its_line_when_it_is_loaded(tmp_path: Pat
         file = tmp_path / f"mistakes_{number}.py"
         file.write_text(f"import reefknot as rk\n\n{line}\ndef step(inputs, context): ...\n")
         with pytest.raises(ConfigurationError) as caught:
-            import_user_module(file.stem, path=str(tmp_path))
+            user_modules.import_user_module(file.stem, path=str(tmp_path))
         assert f"cannot be imported: {file}:3: Parameter" in str(caught.value)
         assert words in str(caught.value)

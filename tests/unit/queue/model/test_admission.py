@@ -50,8 +50,7 @@ def asked(depth: int, policy: RejectionPolicy = REJECT, arrival: Arrival = NEW, 
 def test_the_words_of_the_wire_and_the_defaults_are_the_documented_ones() -> None:
     assert list(RejectionPolicy) == ["reject_new", "drop_oldest", "defer", "degrade"]
     reasons = "queue_full overloaded would_miss_deadline dropped_oldest invalid unknown_job_type draining"
-    assert " ".join(RejectReason) == reasons
-    assert list(admission.DegradationLevel) == ["light", "medium", "heavy"]
+    assert (" ".join(RejectReason), list(admission.DegradationLevel)) == (reasons, ["light", "medium", "heavy"])
     light, medium, heavy = Degradation(False, 1.0, False), Degradation(True, 0.8, False), Degradation(True, 0.5, True)
     thresholds, reject_at = Thresholds(0.5, 0.8, 1.0), OverloadStatus.CRITICAL
     assert Rules() == Rules(1000, REJECT, reject_at, thresholds, 60_000, 30_000, 0.5, True, light, medium, heavy)

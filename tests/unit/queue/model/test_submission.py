@@ -14,6 +14,7 @@ from reefknot.queue.model.submission import (
     FULL_MESSAGE,
     SHARE_MESSAGE,
     SMOOTHING,
+    BatchAdmission,
     Capacity,
     Displace,
     OpenWork,
@@ -374,3 +375,24 @@ def test_work_for_later_is_bounded_by_count_and_by_tenant() -> None:
     assert isinstance(answer(("a", 100)), Reject)
     assert isinstance(answer(("a", 50), ("b", 1)), Reject), "beside others no more than its share"
     assert answer(("a", 49), ("b", 1)) == Accept()
+
+
+def test_the_arrivals_of_a_batch_count_for_those_after_them_and_each_class_is_read_once() -> None:
+    read: list[str] = []
+    room = {"io": SubmissionRules(size=2, tenant_share=1), "cpu": None}
+
+    def open_work(pool: str) -> tuple[OpenWork, SubmissionRules | None]:
+        read.append(pool)
+        return OpenWork([]), room[pool]
+
+    batch = BatchAdmission(open_work)
+
+    def verdict(pool: str, stage: Stage | None, priority: int) -> object:
+        return batch.admit(pool, stage, Arrival(priority, None, "a"), TEN)
+
+    assert [verdict("io", None, 0), verdict("io", S, 5)] == [Accept(), Accept()]
+    assert isinstance(verdict("io", S, 0), Reject), "both places are taken, by nothing lower"
+    assert verdict("io", S, 5) == Displace(0, "a")
+    assert isinstance(verdict("io", S, 5), Reject), "the displaced one is gone, and its place is taken"
+    assert [verdict("cpu", LATER, 0) for _ in range(3)] == [Accept()] * 3, "without published rules the caller's hold"
+    assert read == ["io", "cpu"]

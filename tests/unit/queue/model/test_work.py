@@ -11,9 +11,10 @@ from msgspec import structs
 from reefknot.core.time import Moment
 from reefknot.errors import IllegalMoveError
 from reefknot.queue.model import work as core
+from reefknot.queue.model.admission import Arrival
+from reefknot.queue.model.edited_work import is_replaced, next_record, next_version, replaced, replaced_reason
 from reefknot.queue.model.messages import Cancel, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.queue.model.submission import EXPIRED, OVERDUE, Stage
-from reefknot.queue.model.versions import is_replaced, next_record, next_version, replaced, replaced_reason
 from reefknot.queue.model.work import (
     CRASH_LIMIT,
     ROUTER,
@@ -501,3 +502,9 @@ def test_without_a_reason_the_link_is_the_id_alone_and_only_quarantined_work_is_
         replaced(WorkItem("a", "t"), b"", NOW, who="ann")
     assert not is_replaced(discard(item, NOW, who="ann", reason="not wanted"))
     assert not is_replaced(WorkItem("a", "t", state=WorkState.DISCARDED))
+
+
+def test_an_arrival_has_the_time_that_is_left_and_no_tenant_is_the_empty_one() -> None:
+    item = structs.replace(fresh(), priority=3, deadline_at=NOW.wall + 500, tenant_id=None)
+    assert core.arrival_of(item, NOW) == Arrival(3, 500.0, "")
+    assert core.arrival_of(structs.replace(item, deadline_at=None, tenant_id="t"), NOW) == Arrival(3, None, "t")

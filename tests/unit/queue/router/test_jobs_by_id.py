@@ -14,18 +14,9 @@ import pydantic
 import pytest
 
 import reefknot as rk
+from reefknot import errors
 from reefknot.audit.model.event import OperatorAction, Requeued
 from reefknot.console.nats_servers import NatsServer
-from reefknot.errors import (
-    KeyConflictError,
-    NotJsonError,
-    OperationError,
-    ParameterError,
-    ParameterTypeError,
-    QueueFullError,
-    ResultPendingError,
-    UnknownJobError,
-)
 from reefknot.ingest.jobs import IngestionJob, JobQueue, class_of
 from reefknot.queue.client import Client, Handle
 from reefknot.queue.model.messages import ResultStatus
@@ -48,7 +39,7 @@ async def test_a_job_is_found_by_its_id_from_its_beginning_to_its_end(shop: Shop
     assert await job.status() == "unknown"
     await other(shop).submit("test.step", {"seconds": 5}, assignment_id="a")
     assert await job.status() == "pending"
-    with pytest.raises(ResultPendingError, match="no result after 0 s"):
+    with pytest.raises(errors.ResultPendingError, match="no result after 0 s"):
         await job.wait(0)
     await served(shop, Step(), wait=3)
     assert await job.status() == "running"
@@ -70,7 +61,7 @@ async def test_a_job_that_failed_is_an_end_for_wait_and_runs_again_when_asked(sh
     (action,), (again,) = await told(shop, OperatorAction), await told(shop, Requeued)
     assert (action.work_id, action.action, action.actor) == ("a", "retry", "caller")
     assert again.reason == "retried by caller: the right is there now"
-    with pytest.raises(OperationError, match="a is succeeded: only one that failed"):
+    with pytest.raises(errors.OperationError, match="a is succeeded: only one that failed"):
         await job.retry()
     assert len(await told(shop, OperatorAction)) == 1, "what was refused is not audited as done"
 
@@ -103,12 +94,12 @@ async def test_the_same_id_of_another_tenant_is_another_job(shop: Shop) -> None:
 @pytest.mark.parametrize("call", ["result", "wait", "cancel", "retry"])
 async def test_an_id_that_no_job_has_is_told_at_once(shop: Shop, call: str) -> None:
     began = asyncio.get_running_loop().time()
-    with pytest.raises(UnknownJobError, match=r"no job has the id 'nothing'.*give tenant_id=") as caught:
+    with pytest.raises(errors.UnknownJobError, match=r"no job has the id 'nothing'.*give tenant_id=") as caught:
         await getattr(other(shop).job("nothing"), call)()
     assert isinstance(caught.value, LookupError)
     assert isinstance(caught.value, rk.ReefknotError)
     assert (caught.value.assignment_id, caught.value.tenant_id) == ("nothing", None)
-    with pytest.raises(UnknownJobError, match="no job of tenant 'acme' has the id 'nothing'"):
+    with pytest.raises(errors.UnknownJobError, match="no job of tenant 'acme' has the id 'nothing'"):
         await getattr(other(shop).job("nothing", tenant_id="acme"), call)()
     assert asyncio.get_running_loop().time() - began < 1
 
@@ -119,14 +110,14 @@ async def test_a_job_of_a_source_ends_and_has_no_result_of_a_step(shop: Shop) ->
     await shop.store.work.cancel("sync-1", who="ann")
     job = other(shop).job("sync-1")
     assert await job.wait() == "cancelled"
-    with pytest.raises(OperationError, match="is a job of a source"):
+    with pytest.raises(errors.OperationError, match="is a job of a source"):
         await job.result()
 
 
 async def test_what_is_no_id_is_refused_before_any_read(shop: Shop) -> None:
-    with pytest.raises(ParameterTypeError, match="assignment_id=7 is not accepted: the id of a job"):
+    with pytest.raises(errors.ParameterTypeError, match="assignment_id=7 is not accepted: the id of a job"):
         other(shop).job(cast(Any, 7))
-    with pytest.raises(ParameterTypeError, match="tenant_id=7 is not accepted: the name of a tenant, or None"):
+    with pytest.raises(errors.ParameterTypeError, match="tenant_id=7 is not accepted: the name of a tenant, or None"):
         other(shop).job("a", tenant_id=cast(Any, 7))
 
 
@@ -149,7 +140,7 @@ OrderStruct = msgspec.defstruct("OrderStruct", [("number", int)])
     ],
 )
 async def test_a_model_as_inputs_is_refused_with_the_call_that_converts_it(shop: Shop, given: Any, advice: str) -> None:
-    with pytest.raises(ParameterTypeError) as caught:
+    with pytest.raises(errors.ParameterTypeError) as caught:
         await other(shop).submit("test.step", given)
     assert str(caught.value).endswith(f"a mapping of names to JSON values, or None{advice}")
 
@@ -197,11 +188,11 @@ async def test_a_wrong_argument_is_named_as_the_caller_calls_it_with_its_value(s
     for options, words in WRONG if by == "submit_many" else [*WRONG, *OF_TYPES]:
         item: Any = {"job_type": "test.step", **options}
         given = {"items": [("test.step", {}), item]} if by == "submit_many" else item
-        with pytest.raises(ParameterError) as caught:
+        with pytest.raises(errors.ParameterError) as caught:
             await getattr(other(shop), by)(**given)
         assert words in str(caught.value), options
         assert by != "submit_many" or str(caught.value).startswith("items[1].")
-        assert "no such option" not in words or isinstance(caught.value, ParameterTypeError)
+        assert "no such option" not in words or isinstance(caught.value, errors.ParameterTypeError)
     assert await shop.store.work.find() == [], "nothing was stored"
 
 
@@ -214,7 +205,7 @@ async def test_durations_are_accepted_as_timedelta(shop: Shop) -> None:
     assert (item.due_at - item.created_at, (item.deadline_at or 0) - item.due_at) == (3_600_000, 3_600_000)
     assert b'"timeout_ms":60000' in item.payload
     assert b'"attempt_timeout_ms":1500' in item.payload
-    with pytest.raises(ResultPendingError):
+    with pytest.raises(errors.ResultPendingError):
         await handle.result(timedelta(seconds=1))
 
 
@@ -249,7 +240,7 @@ async def test_many_are_stored_in_one_step_with_an_answer_for_each(engine: Calla
         ]
         answers = await client.submit_many(items)
         kept = [one for one in answers if isinstance(one, Handle)]
-        assert isinstance(answers[2], KeyConflictError)
+        assert isinstance(answers[2], errors.KeyConflictError)
         assert [one.is_new for one in kept] == [True, False, True, True, False, True]
         assert (answers[3].assignment_id, answers[3].tenant_id) == ("new", "acme")
         assert [await one.status() for one in kept] == ["pending"] * 6
@@ -258,7 +249,7 @@ async def test_many_are_stored_in_one_step_with_an_answer_for_each(engine: Calla
 
         full = await client.submit_many([("test.step", {"n": n}) for n in range(300)])
         assert [isinstance(one, Handle) for one in full] == [True] * 96 + [False] * 204, "half of 200 places: a share"
-        assert all(isinstance(one, QueueFullError) and one.retry_after > 0 for one in full[96:])
+        assert all(isinstance(one, errors.QueueFullError) and one.retry_after > 0 for one in full[96:])
         assert {await one.status() for one in full[:96]} == {"pending"}
 
 
@@ -287,7 +278,7 @@ def test_an_item_that_is_written_wrongly_is_named_and_none_is_stored(items: Any,
     """A list has a good item before it."""
 
     async def story(shop: Shop) -> None:
-        with pytest.raises((ParameterError, NotJsonError)) as caught:
+        with pytest.raises((errors.ParameterError, errors.NotJsonError)) as caught:
             await other(shop).submit_many([("a.b", {}), *items] if isinstance(items, list) else items)
         assert str(caught.value).startswith(told)
         assert await shop.store.work.find() == []
@@ -308,7 +299,7 @@ async def test_on_nats_what_is_no_one_batch_is_refused_whole(nats_server: NatsSe
 async def test_a_caller_that_waits_for_room_needs_attempts_too(shop: Shop, attempts: int | None, accepted: int) -> None:
     """A queue that moves asks for waits of a tenth of a second: the usual four attempts are over long before 20 s."""
     client = Client(shop.store, shop.clock, size=200)
-    limits: RetryKeywords = {"on": QueueFullError, "deadline": 20, "log": False}
+    limits: RetryKeywords = {"on": errors.QueueFullError, "deadline": 20, "log": False}
     if attempts is not None:
         limits["attempts"] = attempts
 
@@ -321,7 +312,7 @@ async def test_a_caller_that_waits_for_room_needs_attempts_too(shop: Shop, attem
     await served(shop, Step(seconds=0.001))
     answers = await asyncio.gather(*submitting, return_exceptions=True)
     assert len([one for one in answers if isinstance(one, Handle)]) == accepted
-    refused = [one for one in answers if isinstance(one, QueueFullError)]
+    refused = [one for one in answers if isinstance(one, errors.QueueFullError)]
     assert len(refused) == 300 - accepted
     assert all("all attempts are spent" in one.__notes__[0] for one in refused)
 
@@ -357,9 +348,9 @@ async def test_an_assignment_under_the_id_of_a_job_of_a_source_is_refused(shop: 
     router = await served(shop, Step())
     client = Client(shop.store, shop.clock)
     for _ in range(2):  # while it waits, and after its end
-        with pytest.raises(KeyConflictError, match="another job"):
+        with pytest.raises(errors.KeyConflictError, match="another job"):
             await client.hand_in(work("notes@first"))
-        with pytest.raises(KeyConflictError, match="another job"):
+        with pytest.raises(errors.KeyConflictError, match="another job"):
             await (await router.submit(work("notes@first")))
         for item in await shop.store.work.claim(1, WorkClaim(owner="o", classes=(class_of("notes"),))):
             done = Settlement(item.id, "o", item.fence, WorkDone('{"pages": 1}'))

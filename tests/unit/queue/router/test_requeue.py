@@ -9,8 +9,7 @@ from msgspec import structs
 from reefknot.queue.client import Client
 from reefknot.queue.model.messages import RESULT, ExecResult, ResultStatus, encode
 from reefknot.queue.port.work_queue import ALL
-from reefknot.queue.router import submissions
-from reefknot.queue.router.service import Router
+from reefknot.queue.router import service, submissions
 from tests.unit.queue.shops import answers, served
 from tests.workshop import DENIED, OK, Shop, Step, work
 
@@ -44,7 +43,7 @@ async def test_callers_get_the_new_result_and_there_is_no_old_one_any_more(shop:
 
 async def test_who_submits_the_same_again_to_a_router_waits_for_the_new_result(shop: Shop) -> None:
     await failed_once(shop, Step(DENIED, seconds=2))
-    (router,) = [one for one in shop.members if isinstance(one, Router)]
+    (router,) = [one for one in shop.members if isinstance(one, service.Router)]
     await shop.store.quarantine.requeue(ALL, who="ann")
     (result,) = await answers(await router.submit(work("a")), within=30)
     assert result.status is ResultStatus.SUCCESS
@@ -68,7 +67,7 @@ async def test_it_has_all_of_its_deadline_again(shop: Shop) -> None:
 async def test_its_worker_is_gone_and_another_one_does_it(shop: Shop) -> None:
     step = Step(DENIED)
     client = await failed_once(shop, step)
-    (worker,) = [one for one in shop.members if not isinstance(one, Router)]
+    (worker,) = [one for one in shop.members if not isinstance(one, service.Router)]
     shop.vanish(worker)
     await shop.worker("w2", step)
     await asyncio.sleep(5)

@@ -15,9 +15,8 @@ from reefknot.queue.model.messages import AssignmentOptions, ExecAssignment, Exe
 from reefknot.queue.model.submission import Capacity, SubmissionRules
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.port.work_queue import Held, Settlement
-from reefknot.queue.router.completion import Acknowledge
+from reefknot.queue.router import completion, service
 from reefknot.queue.router.pending import ClaimedSubmission, Pending, PendingTable
-from reefknot.queue.router.service import Router
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.sqlite import SqliteStore
 from tests.unit.queue.shops import answers, broken, sent, served, stored, told
@@ -27,7 +26,7 @@ ONE = {"cpu": 1}
 AWAY = StoreUnavailableError("memory:", "it is away", "wait")
 
 
-async def all_of(router: Router, names: Sequence[str], **options: Any) -> list[ExecResult]:
+async def all_of(router: service.Router, names: Sequence[str], **options: Any) -> list[ExecResult]:
     async with asyncio.timeout(60):
         futures = await asyncio.gather(*(router.submit(work(name, **options)) for name in names))
         return list(await asyncio.gather(*futures))
@@ -123,7 +122,7 @@ async def test_an_answer_that_cannot_be_kept_harms_no_other_of_its_group(shop: S
     queue.settle = settle
 
 
-def answered(router: Router, name: str, done: Acknowledge | None = None) -> None:
+def answered(router: service.Router, name: str, done: completion.Acknowledge | None = None) -> None:
     """A worker over another store has answered."""
     pending = router.table.get(name)
     assert pending is not None
@@ -238,7 +237,7 @@ async def test_a_worker_with_late_heartbeats_takes_recalled_work(shop: Shop, mon
     """Nothing waits for a worker that believes to have the work while the store has it for the routers."""
     step = Step(seconds=10)
     router = await served(shop, step, wait=1.5, concurrency=ONE)
-    (worker,) = [one for one in shop.members if not isinstance(one, Router)]
+    (worker,) = [one for one in shop.members if not isinstance(one, service.Router)]
     futures = [await router.submit(work(f"x{n}")) for n in range(3)]
     with monkeypatch.context() as patch:
         patch.setattr(worker, "_send_heartbeat", lambda: asyncio.sleep(0))

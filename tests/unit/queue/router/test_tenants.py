@@ -54,8 +54,7 @@ async def each_has_its_own(shop: Shop, tenants: tuple[str | None, ...], seconds:
     assert [(one.assignment_id, one.tenant_id) for one in results] == [("x", tenant) for tenant in tenants]
     assert len(step.began) == 3
     again = [await (await client.hand_in(of(tenant))).result(1) for tenant in tenants]
-    assert again == results
-    assert len(step.began) == 3
+    assert (again, len(step.began)) == (results, 3)
 
 
 @pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)

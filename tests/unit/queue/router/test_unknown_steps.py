@@ -9,9 +9,8 @@ from msgspec import structs
 
 from reefknot.audit.model.event import Quarantined, Routing
 from reefknot.errors import QueueFullError
-from reefknot.queue.model.admission import Rules
+from reefknot.queue.model import admission, results
 from reefknot.queue.model.messages import AssignmentOptions, ExecAssignment, Job, ResultStatus
-from reefknot.queue.model.results import UNKNOWN_TYPE
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.router.dispatch import NO_CLASS
 from reefknot.queue.router.settings import PATIENCE_S
@@ -43,8 +42,8 @@ async def test_a_type_that_no_worker_knows_is_quarantined_with_its_answer_after_
     )
     assert shop.clock.now() - began < 90
     item = await stored(shop, "a")
-    assert (item.state, item.reason, item.attempts) == (WorkState.QUARANTINED, UNKNOWN_TYPE, 0)
-    assert [event.reason for event in await told(shop, Quarantined)] == [UNKNOWN_TYPE]
+    assert (item.state, item.reason, item.attempts) == (WorkState.QUARANTINED, results.UNKNOWN_TYPE, 0)
+    assert [event.reason for event in await told(shop, Quarantined)] == [results.UNKNOWN_TYPE]
 
 
 async def test_the_command_that_brings_it_back_can_be_pasted_into_a_shell(shop: Shop) -> None:
@@ -212,7 +211,7 @@ async def test_a_worker_of_the_class_that_was_there_is_waited_for_until_it_is_fo
 
 
 async def test_without_any_worker_work_waits_and_the_next_caller_hears_that_the_queue_is_full(shop: Shop) -> None:
-    router = await shop.router(patience=5, rules=Rules(size=3))
+    router = await shop.router(patience=5, rules=admission.Rules(size=3))
     futures = [await router.submit(of_class("tpu", f"a{n}")) for n in range(3)]
     await asyncio.sleep(100)
     assert not any(one.done() for one in futures)

@@ -81,16 +81,14 @@ async def test_what_arrives_together_is_kept_in_one_step(shop: Shop) -> None:
     worker = await shop.worker("w1", Step())
     queue = counted(worker, shop)
     await sent(shop, *(work(f"a{n}") for n in range(50)), wait=10)
-    assert queue.sizes("assign") == [50]
-    assert [one.status for one in shop.results] == [ResultStatus.SUCCESS] * 50
+    assert (queue.sizes("assign"), [one.status for one in shop.results]) == ([50], [ResultStatus.SUCCESS] * 50)
     assert [event.work_id for event in await shop.events(Admission)] == [f"a{n}" for n in range(50)]
 
 
 async def test_the_same_one_twice_in_a_group_is_kept_once_and_told_twice(shop: Shop) -> None:
     step = Step()
     await ran(shop, step, work("a"), work("b"), work("a"), wait=1)
-    assert [ack.assignment_id for ack in shop.acks] == ["a", "b", "a"]
-    assert len(step.began) == 2
+    assert ([ack.assignment_id for ack in shop.acks], len(step.began)) == (["a", "b", "a"], 2)
     assert len(await shop.events(Admission)) == 2
 
 

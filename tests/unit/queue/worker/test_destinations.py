@@ -170,8 +170,7 @@ def test_the_tenants_of_a_destination_are_bounded(monkeypatch: pytest.MonkeyPatc
     crowded = place()
     for number in range(10):
         report(crowded, f"t{number}", 0.0)
-    assert list(crowded._tenants) == ["t7", "t8", "t9"]
-    assert len(crowded._failing) == 3
+    assert (list(crowded._tenants), len(crowded._failing)) == (["t7", "t8", "t9"], 3)
 
 
 def test_destinations_in_trouble_are_those_whose_breaker_is_open_or_whose_tokens_are_spent() -> None:

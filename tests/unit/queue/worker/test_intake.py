@@ -110,8 +110,7 @@ async def test_a_store_that_fails_means_no_ack_and_no_place(shop: Shop) -> None:
     worker = await shop.worker("w1", Step())
     broken(shop, "assign", OSError("disk"))
     await shop.send(work("a"))
-    assert shop.acks == []
-    assert (worker.pools["cpu"].reserved, worker.pools["cpu"].depth()) == (0, 0)
+    assert (shop.acks, worker.pools["cpu"].reserved, worker.pools["cpu"].depth()) == ([], 0, 0)
     await shop.send(work("a"))
     assert shop.ack("a").status is AckStatus.ACCEPTED
 
@@ -154,8 +153,7 @@ async def test_the_baseline_has_no_bound_and_not_one_new_field(shop: Shop) -> No
         *("assignment_id", "status", "message"),
         *("request_id", "provider_id", "job", "latency_ms", "cost", "timestamp", "retries_used", "output"),
     }
-    assert sum(one.status is AckStatus.ACCEPTED for one in shop.acks) == 50
-    assert len(shop.results) == 50
+    assert (sum(one.status is AckStatus.ACCEPTED for one in shop.acks), len(shop.results)) == (50, 50)
     assert [one.assignment_id for one in shop.results] == [f"a{n}" for n in range(50)], "oldest first, always"
 
 
@@ -219,8 +217,7 @@ async def test_work_that_cannot_be_kept_is_refused_with_a_time_to_come_back(shop
     await shop.send(work("a"))
     message, healthy = "Failed to queue assignment", OverloadStatus.HEALTHY
     refused = ExecAssignmentAck("a", AckStatus.REJECTED, message, healthy, 0, "w1", "overloaded", 1000)
-    assert shop.ack("a") == refused
-    assert worker.pools["cpu"].reserved == 0
+    assert (shop.ack("a"), worker.pools["cpu"].reserved) == (refused, 0)
     assert [one.status for one in await told(shop, Admission) if one.work_id == "a"] == ["rejected"]
     await shop.send(work("a"))
     assert shop.ack("a").status is AckStatus.ACCEPTED
@@ -252,8 +249,7 @@ async def test_a_victim_that_could_not_be_dropped_keeps_its_place(shop: Shop) ->
     await shop.send(work("running"), work("a"), work("b"))
     broken(shop, "cancel", AWAY)
     await shop.send(work("new"))
-    assert shop.ack("new").message == "Failed to queue assignment"
-    assert worker.pools["cpu"].depth() == 2
+    assert (shop.ack("new").message, worker.pools["cpu"].depth()) == ("Failed to queue assignment", 2)
     await asyncio.sleep(5)
     assert sorted(one.assignment_id for one in shop.results) == ["a", "b", "running"]
 
@@ -319,8 +315,7 @@ async def test_work_that_the_store_kept_although_it_failed_is_run_once(shop: Sho
     assert shop.ack("a").status is AckStatus.REJECTED
     await sent(shop, work("a"), wait=3)
     assert (len(step.began), shop.ack("a").status) == (1, AckStatus.ACCEPTED)
-    assert {one.status for one in shop.results} == {ResultStatus.SUCCESS}
-    assert worker.pools["cpu"].depth() == 0
+    assert ({one.status for one in shop.results}, worker.pools["cpu"].depth()) == ({ResultStatus.SUCCESS}, 0)
 
 
 WAYS = ("shared", "own")

@@ -14,9 +14,8 @@ from reefknot.idempotency.model import Claim
 from reefknot.idempotency.once import Renewal, extend_keys
 from reefknot.queue.model.messages import StepResult
 from reefknot.queue.port.work_queue import Held
+from reefknot.queue.worker import records, service
 from reefknot.queue.worker.loop_watch import BLOCKED_S, LOOK_S, LoopWatch
-from reefknot.queue.worker.records import RunningStep
-from reefknot.queue.worker.service import Worker
 from reefknot.runtime.clocks import clock_of_this_loop
 from reefknot.stores.memory import MemoryStore
 from tests.unit.queue.shops import ran, sent
@@ -43,7 +42,7 @@ class Extended:
 
 
 @contextmanager
-def watching(worker: Worker, leases: Extended) -> Iterator[LoopWatch]:
+def watching(worker: service.Worker, leases: Extended) -> Iterator[LoopWatch]:
     """A watch whose thread is left out: the test looks itself, at times of its own."""
     watch = LoopWatch([worker], leases)
     watch._loop, watch._watched = asyncio.get_running_loop(), 0
@@ -82,7 +81,7 @@ async def test_all_work_is_held_as_long_as_the_time_of_an_attempt_lasts(shop: Sh
     assert sorted(one.id for one in worker.held()) == ["long", "short"]
     key = next(key for key in worker.steps.running if key[0] == "short")
     step = worker.steps.running[key]
-    worker.steps.running[key] = RunningStep(step.assignment, step.task, shop.clock.now())
+    worker.steps.running[key] = records.RunningStep(step.assignment, step.task, shop.clock.now())
     held = sorted(one.id for one in worker.held())
     assert held == ["long", "short"], "its own time is over, but while the other blocks it cannot report"
     await asyncio.sleep(60)

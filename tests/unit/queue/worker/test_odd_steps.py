@@ -13,8 +13,7 @@ from reefknot.queue.model.work import WorkState
 from reefknot.queue.worker.pool import Pool
 from reefknot.queue.worker.service import Worker
 from reefknot.runtime.tasks import Services
-from reefknot.steps.port import BlockContext
-from reefknot.steps.python import PythonBlock
+from reefknot.steps import port, python
 from tests.unit.queue.shops import ran, sent, stored
 from tests.unit.retrying.odd_errors import TOLD, VALUES, all_odd, deep_group
 from tests.workshop import NO_BREAKER, OK, Shop, Step, work
@@ -54,7 +53,7 @@ class Given:
     def destination(self, inputs: Mapping[str, Any]) -> str:
         return "here"
 
-    async def run(self, inputs: Mapping[str, Any], context: BlockContext) -> StepResult:
+    async def run(self, inputs: Mapping[str, Any], context: port.BlockContext) -> StepResult:
         answer = self._answers[context.assignment_id]
         if isinstance(answer, type) and issubclass(answer, BaseException):
             raise answer("own")
@@ -102,13 +101,13 @@ async def test_the_check_catches_an_end_of_the_worker_itself(shop: Shop, monkeyp
 @pytest.mark.parametrize("kind", [GeneratorExit, StopIteration, StopAsyncIteration, asyncio.CancelledError, SystemExit])
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_control_flow_is_answered_with_its_cause(shop: Shop, kind: type[BaseException], is_async: bool) -> None:
-    async def awaited(inputs: Mapping[str, Any], context: BlockContext) -> None:
+    async def awaited(inputs: Mapping[str, Any], context: port.BlockContext) -> None:
         raise kind("of its own")
 
-    def plain(inputs: Mapping[str, Any], context: BlockContext) -> None:
+    def plain(inputs: Mapping[str, Any], context: port.BlockContext) -> None:
         raise kind("of its own")
 
-    await shop.worker("w1", PythonBlock("test.step", awaited if is_async else plain))
+    await shop.worker("w1", python.PythonBlock("test.step", awaited if is_async else plain))
     await shop.send(work("a"))
     await shop.send(work("b"))
     async with asyncio.timeout(WITHIN_S):
@@ -183,8 +182,7 @@ async def test_neighbours_of_a_step_that_cancels_tasks_go_back_and_succeed_as_an
     await asyncio.sleep(0.5)
     items = [await stored(shop, f"n{n}") for n in range(3)]
     counts = [(one.state, one.attempts, one.interruptions, one.crashes) for one in items]
-    assert counts == [(WorkState.RUNNING, 0, 1, 0)] * 3
-    assert len(worker.pools["cpu"].running) == 3
+    assert (counts, len(worker.pools["cpu"].running)) == ([(WorkState.RUNNING, 0, 1, 0)] * 3, 3)
     await asyncio.sleep(15)
     ends = {one.assignment_id: one.status for one in shop.results}
     assert ends == dict.fromkeys(("n0", "n1", "n2", "bad"), ResultStatus.SUCCESS)

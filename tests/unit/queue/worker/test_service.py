@@ -13,9 +13,7 @@ from reefknot.queue.model.messages import CANCEL, AckStatus, Cancel, ExecResult,
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import QuarantineFilter
 from reefknot.queue.router.service import Router
-from reefknot.queue.worker import closing
-from reefknot.queue.worker.closing import Drain
-from reefknot.queue.worker.service import Worker
+from reefknot.queue.worker import closing, service
 from tests.unit.queue.shops import ran, sent, stored, told
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, work
 
@@ -77,8 +75,7 @@ async def test_work_that_waits_for_its_retry_is_cancelled(shop: Shop) -> None:
     await cancel(shop, "a")
     await asyncio.sleep(100)
     result = shop.result("a")
-    assert (result.status, result.retries_used) == (ResultStatus.CANCELLED, 0)
-    assert len(step.began) == 1
+    assert (result.status, result.retries_used, len(step.began)) == (ResultStatus.CANCELLED, 0, 1)
 
 
 async def test_what_has_ended_is_not_cancelled_and_a_broken_message_harms_nobody(shop: Shop) -> None:
@@ -157,8 +154,7 @@ async def test_a_repeat_while_it_waits_or_runs_is_accepted_and_changes_nothing(s
     assert {one.status.value for one in shop.acks} == {"accepted"}, "the queue is full, and they are in it"
     assert worker.pools["cpu"].queue.depth == 1
     await asyncio.sleep(10)
-    assert sorted(one.assignment_id for one in shop.results) == ["a", "b"]
-    assert worker.pools["cpu"].depth() == 0
+    assert (sorted(one.assignment_id for one in shop.results), worker.pools["cpu"].depth()) == (["a", "b"], 0)
 
 
 async def test_work_that_a_gone_worker_left_waiting_is_taken_over_by_the_one_that_is_sent_it(shop: Shop) -> None:
@@ -316,7 +312,7 @@ async def jobs(shop: Shop, number: int) -> list[asyncio.Future[ExecResult]]:
     return futures
 
 
-async def two_workers_and_ten_jobs(shop: Shop) -> tuple[Worker, list[asyncio.Future[ExecResult]]]:
+async def two_workers_and_ten_jobs(shop: Shop) -> tuple[service.Worker, list[asyncio.Future[ExecResult]]]:
     """Each worker runs one at a time, 1.5 s each, and has four more queued."""
     await shop.router()
     first, _ = [await shop.worker(name, Step(seconds=1.5), concurrency=ONE) for name in ("w1", "w2")]
@@ -336,7 +332,7 @@ async def test_what_a_drained_worker_has_queued_is_done_by_the_others(shop: Shop
 
 async def test_a_worker_that_keeps_its_queue_would_be_caught(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without offer and recall the same work never ends, while the other worker has nothing to do."""
-    monkeypatch.setattr(Drain, "offer", lambda self: asyncio.sleep(0, 0))
+    monkeypatch.setattr(closing.Drain, "offer", lambda self: asyncio.sleep(0, 0))
     monkeypatch.setattr(Router, "_recall_once", lambda self: asyncio.sleep(0))
     first, futures = await two_workers_and_ten_jobs(shop)
     await first.drain(30)
@@ -372,8 +368,7 @@ async def test_without_another_worker_it_is_there_when_the_worker_comes_back(sho
     futures = await jobs(shop, 4)
     await worker.drain(30)
     await asyncio.sleep(20)
-    assert sum(one.done() for one in futures) == 1
-    assert worker.pools["cpu"].depth() == 0
+    assert (sum(one.done() for one in futures), worker.pools["cpu"].depth()) == (1, 0)
     if comes_back == "resume":
         worker.resume()
     else:
@@ -436,8 +431,7 @@ async def test_a_pause_keeps_every_place_and_counts_all_of_them(shop: Shop) -> N
     await shop.send(work("a"), work("b"), work("c"))
     worker.pause()
     await asyncio.sleep(5)
-    assert [one.assignment_id for one in shop.results] == ["a"]
-    assert worker.pools["cpu"].depth() == 2
+    assert ([one.assignment_id for one in shop.results], worker.pools["cpu"].depth()) == (["a"], 2)
     assert {ack.status for ack in shop.acks} == {AckStatus.ACCEPTED}
     assert not worker.snapshot().leaving
 

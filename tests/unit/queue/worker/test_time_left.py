@@ -16,15 +16,12 @@ from reefknot.queue.model.admission import Rules
 from reefknot.queue.model.messages import ExecAssignment, ResultStatus
 from reefknot.queue.model.results import answer_of
 from reefknot.queue.model.work import WorkState
-from reefknot.queue.worker import attempt, destinations
-from reefknot.queue.worker.attempt import StepRunner
+from reefknot.queue.worker import attempt, destinations, service, settings
 from reefknot.queue.worker.destinations import HALF_LIFE_S, Destination
-from reefknot.queue.worker.service import Worker
-from reefknot.queue.worker.settings import ThrottleSettings
 from tests.unit.queue.shops import ran, sent, told
 from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, work
 
-NO_THROTTLE = ThrottleSettings(enabled=False)
+NO_THROTTLE = settings.ThrottleSettings(enabled=False)
 OPENS_AFTER = 20
 """Well above the ten failures in a row that open a breaker."""
 
@@ -44,11 +41,11 @@ def nothing_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Destination, "usual", lambda self, now: 0.0)
 
 
-def place_of(worker: Worker, name: str = "somewhere") -> Destination:
+def place_of(worker: service.Worker, name: str = "somewhere") -> Destination:
     return worker.steps.outages.destinations.at(name)
 
 
-async def hurried(shop: Shop) -> Worker:
+async def hurried(shop: Shop) -> service.Worker:
     """A busy destination that answers in 1 ms; then one after the other that hangs until its own 50 ms are over."""
     worker = await shop.worker(
         "w1", Step(seconds=0.001), concurrency={"cpu": 4}, throttle=NO_THROTTLE, rules=Rules(size=100_000)
@@ -105,7 +102,7 @@ async def test_a_cut_attempt_does_not_pull_the_usual_time_down(
     """Nor what admission believes. Begun at all only because the check before it is switched off here."""
     if counts:
         request.getfixturevalue("cut_ones_count")
-    monkeypatch.setattr(StepRunner, "_too_late", lambda *_: "")
+    monkeypatch.setattr(attempt.StepRunner, "_too_late", lambda *_: "")
     place, known, mean = await cut_at_a_tenth(shop)
     if counts:
         assert place._mean_s < 0.5

@@ -12,31 +12,20 @@ from typing import Any
 import apsw
 import pytest
 
-from reefknot.errors import (
-    LeaseLostError,
-    ParameterError,
-    StoreError,
-    StoreReplacedError,
-    StoreUnavailableError,
-    StoreVersionError,
-)
+from reefknot import errors, runtime, testing
 from reefknot.idempotency.model import Busy, Claimed, Done
 from reefknot.queue.model.work import WorkDone, WorkFailed, WorkItem, WorkState
 from reefknot.queue.port.work_queue import Enqueued, Settlement, WorkClaim, WorkFilter
-from reefknot.runtime import sqlite_files
+from reefknot.runtime import forks, open_files
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.runtime.forks import FORKS
-from reefknot.runtime.open_files import OpenedFile
 from reefknot.runtime.sqlite_files import LARGEST_IDLE_LOG, translated
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
-from reefknot.stores.sqlite import SqliteStore, admission, idempotency, work
+from reefknot.stores.sqlite import SqliteStore, admission, idempotency, transaction, work
 from reefknot.stores.sqlite import store as sqlite_store
 from reefknot.stores.sqlite import work_rows as items
 from reefknot.stores.sqlite import work_rows as rows
-from reefknot.stores.sqlite.transaction import RecordCaches
-from reefknot.testing import run_virtual
 from reefknot.testing.conformance.harness import event
 from tests.unit.stores.sqlite.stores_on_a_file import by_hand, opened
 
@@ -55,14 +44,14 @@ async def test_one_bad_request_harms_no_other_of_its_batch(store: SqliteStore) -
     calls = *(store.work.enqueue([item]) for item in items), store.idempotency.claim("k", owner="me")
     good, bad, fine, claimed = await asyncio.gather(*calls, return_exceptions=True)
     assert good == fine == [Enqueued.ACCEPTED]
-    assert isinstance(bad, StoreError)
+    assert isinstance(bad, errors.StoreError)
     assert isinstance(claimed, Claimed)
     assert [item.id for item in await store.work.find()] == ["fine", "good"]
 
 
 async def test_a_file_of_another_program_is_refused_and_not_touched(path: Path) -> None:
     by_hand(path, "CREATE TABLE theirs (x)")
-    with pytest.raises(StoreVersionError, match="another program"):
+    with pytest.raises(errors.StoreVersionError, match="another program"):
         await SqliteStore(path, VirtualClock()).start()
     assert by_hand(path, "SELECT group_concat(name) FROM sqlite_schema") == "theirs"
 
@@ -74,7 +63,7 @@ async def test_a_file_that_may_not_be_written_says_which_right_is_missing(path: 
     def read_only(path: str, flags: int) -> apsw.Connection:
         return apsw.Connection(path, flags=apsw.SQLITE_OPEN_READONLY)
 
-    with pytest.raises(StoreUnavailableError, match="right to write"):
+    with pytest.raises(errors.StoreUnavailableError, match="right to write"):
         await SqliteStore(path, VirtualClock(), opener=read_only).start()
 
 
@@ -100,7 +89,7 @@ async def test_the_log_shrinks_after_a_long_reader_has_ended(tmp_path: Path, mon
     """With the control: a log without a bound stays at its largest size."""
     largest, left = await log_sizes(tmp_path / "bounded.db")
     assert (largest > LARGEST_IDLE_LOG * 3 / 2, left <= LARGEST_IDLE_LOG) == (True, True)
-    monkeypatch.setattr(sqlite_files, "LARGEST_IDLE_LOG", -1)
+    monkeypatch.setattr(runtime.sqlite_files, "LARGEST_IDLE_LOG", -1)
     largest, left = await log_sizes(tmp_path / "control.db")
     assert left >= largest
 
@@ -108,13 +97,13 @@ async def test_the_log_shrinks_after_a_long_reader_has_ended(tmp_path: Path, mon
 async def test_a_closed_store_and_one_of_before_a_fork_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(path) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(FORKS, "generation", FORKS.generation + 1)
+            patch.setattr(forks.FORKS, "generation", forks.FORKS.generation + 1)
             for call in (store.idempotency.claim("k", owner="me"), store.idempotency.get("k")):
-                with pytest.raises(StoreUnavailableError, match="fork"):
+                with pytest.raises(errors.StoreUnavailableError, match="fork"):
                     await call
         await store.idempotency.claim("k", owner="me")
     await store.close()
-    with pytest.raises(StoreUnavailableError, match="closed"):
+    with pytest.raises(errors.StoreUnavailableError, match="closed"):
         await store.idempotency.claim("k", owner="me")
 
 
@@ -182,7 +171,7 @@ async def zombie_writes(path: Path) -> tuple[bool, bool]:
         (settled,) = await one.work.settle([Settlement("a", "one", item.fence, WorkDone())])
         try:
             await one.idempotency.finish(answer.claim, Done('"one"'))
-        except LeaseLostError:
+        except errors.LeaseLostError:
             return True, not settled
         return False, not settled
 
@@ -192,7 +181,7 @@ async def test_what_a_store_remembers_does_not_hide_what_another_one_wrote(
     path: Path, monkeypatch: pytest.MonkeyPatch, careless: bool
 ) -> None:
     if careless:
-        monkeypatch.setattr(RecordCaches, "check", lambda caches, connection: None)
+        monkeypatch.setattr(transaction.RecordCaches, "check", lambda caches, connection: None)
     assert await zombie_writes(path) == (not careless, not careless)
 
 
@@ -205,7 +194,7 @@ async def test_what_a_failed_transaction_would_have_written_is_not_remembered(pa
 
     async with opened(path, opener=remembering) as store:
         connections[0].set_commit_hook(lambda: True)  # the commit becomes a rollback
-        with pytest.raises(StoreError):
+        with pytest.raises(errors.StoreError):
             await store.idempotency.claim("k", owner="one")
         connections[0].set_commit_hook(None)
         answer = await store.idempotency.claim("k", owner="two")
@@ -218,9 +207,9 @@ async def test_a_backup_is_a_store_of_its_own_and_never_overwrites(store: Sqlite
     await store.work.enqueue([WorkItem(f"{n}", "t", payload=b"x" * 1000) for n in range(200)])
     head = await store.audit.append([event("a")])
     await store.backup(tmp_path / "copy.db", progress=lambda done, total: steps.append((done, total)))
-    with pytest.raises(StoreUnavailableError, match="exists"):
+    with pytest.raises(errors.StoreUnavailableError, match="exists"):
         await store.backup(tmp_path / "copy.db")
-    with pytest.raises(StoreUnavailableError, match="name a file in a folder that is there"):
+    with pytest.raises(errors.StoreUnavailableError, match="name a file in a folder that is there"):
         await store.backup(tmp_path / "nowhere" / "copy.db")
     assert steps[-1][0] == steps[-1][1]
     async with opened(tmp_path / "copy.db") as copy:
@@ -261,12 +250,12 @@ def test_in_a_virtual_loop_the_store_lives_in_virtual_time(path: Path) -> None:
                 answers.append(await store.idempotency.claim("k", owner="you"))
             return [type(one) for one in answers]
 
-    assert run_virtual(main()) == [Claimed, Busy, Claimed]
+    assert testing.run_virtual(main()) == [Claimed, Busy, Claimed]
 
 
 async def test_a_url_without_an_engine_names_those_there_are() -> None:
     for url in ("", "sqlite:", "sqlite", "redis://here", "nats://here:0", "state.db"):
-        with pytest.raises(ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
+        with pytest.raises(errors.ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
             async with open_store(url):
                 pass
 
@@ -274,7 +263,7 @@ async def test_a_url_without_an_engine_names_those_there_are() -> None:
 def test_a_file_that_others_keep_is_unavailable_and_no_defect() -> None:
     for error in (apsw.BusyError("busy"), apsw.LockedError("locked"), apsw.ProtocolError("lost")):
         unavailable = translated(error, "state.db")
-        assert isinstance(unavailable, StoreUnavailableError)
+        assert isinstance(unavailable, errors.StoreUnavailableError)
         assert "another process kept it locked" in str(unavailable)
 
 
@@ -303,7 +292,7 @@ async def test_opening_a_store_takes_no_lease_away_that_was_granted_in_that_very
             living.work.claim(1, WorkClaim(owner="w", lease=60)).send(None)
         except StopIteration as done:
             claimed.extend(done.value)
-        except StoreUnavailableError:
+        except errors.StoreUnavailableError:
             return
 
     async with opened(path, here, inline=True, patience=0.05) as living:
@@ -365,11 +354,11 @@ async def test_nothing_is_acknowledged_after_the_file_was_deleted(store: SqliteS
     file = tmp_path / "state.db"
     assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]
     file.unlink()
-    with pytest.raises(StoreReplacedError, match="deleted or moved"):
+    with pytest.raises(errors.StoreReplacedError, match="deleted or moved"):
         await store.work.enqueue([WorkItem("b", "t")])
-    with pytest.raises(StoreReplacedError):
+    with pytest.raises(errors.StoreReplacedError):
         await store.work.get("a")
-    assert isinstance(store.failure, StoreReplacedError), "a system that looks at it ends"
+    assert isinstance(store.failure, errors.StoreReplacedError), "a system that looks at it ends"
     await store.close()
     assert not file.exists(), "no reader and no writer has made a new file"
 
@@ -378,7 +367,7 @@ async def test_without_the_check_a_write_to_a_deleted_file_is_acknowledged_and_l
     store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control."""
-    monkeypatch.setattr(OpenedFile, "in_place", True)
+    monkeypatch.setattr(open_files.OpenedFile, "in_place", True)
     file = tmp_path / "state.db"
     file.unlink()
     assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]

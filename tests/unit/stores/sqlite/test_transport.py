@@ -15,7 +15,6 @@ from reefknot.queue.port.transport import Delivery
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.sqlite import SqliteStore, transport
 from reefknot.stores.sqlite import message_rows as messages
-from reefknot.stores.sqlite.transport import SqliteTransport
 from tests.stories import InLoop
 from tests.unit.stores.sqlite.stores_on_a_file import by_hand
 
@@ -31,7 +30,7 @@ class Fleet:
         self.clock = VirtualClock()
         self.path = path
         self.stores = [SqliteStore(self.path, self.clock) for _ in range(count)]
-        self.ends: list[SqliteTransport] = []
+        self.ends: list[transport.SqliteTransport] = []
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator[Fleet]:
@@ -50,7 +49,7 @@ class Fleet:
     def ask(self, query: str) -> Any:
         return by_hand(self.path, query)
 
-    async def cleared(self, *ends: SqliteTransport) -> None:
+    async def cleared(self, *ends: transport.SqliteTransport) -> None:
         """What an end does every second, now."""
         for end in ends:
             end._is_announced = False

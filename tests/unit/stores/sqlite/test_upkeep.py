@@ -12,8 +12,7 @@ import pytest
 from reefknot.errors import KeyQuotaError
 from reefknot.idempotency.model import Busy, Claimed, Done, Hit, KeyState
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.sqlite import SqliteStore, idempotency, upkeep
-from reefknot.stores.sqlite.audit import _append_batch
+from reefknot.stores.sqlite import SqliteStore, audit, idempotency, upkeep
 from reefknot.stores.sqlite.connection import add_key_hash, key_hash
 from reefknot.stores.sqlite.reads import StoreContext
 from tests.unit.stores.sqlite.stores_on_a_file import by_hand, ended, locked, opened
@@ -110,7 +109,7 @@ async def test_a_key_that_is_claimed_again_in_the_batch_that_makes_room_is_not_l
         await ended(store, "a", "b")
         clock.advance(20)
         with locked(path):
-            first = store._context.write(_append_batch, [])  # waits for the lock, and what follows gathers
+            first = store._context.write(audit._append_batch, [])  # waits for the lock, and what follows gathers
             while store._writer._submitted:  # noqa: ASYNC110 - the writer's thread says nothing when it begins
                 await asyncio.sleep(0)
             claims = [asyncio.ensure_future(store.idempotency.claim(key, owner="new")) for key in ("newcomer", "a")]

@@ -16,8 +16,7 @@ from reefknot.errors import StoreError
 from reefknot.idempotency.model import Claimed, ClaimRequest, Done
 from reefknot.queue.model.work import WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
-from reefknot.stores.sqlite import SqliteStore, writer
-from reefknot.stores.sqlite.reads import ChangeWatcher
+from reefknot.stores.sqlite import SqliteStore, reads, writer
 from reefknot.stores.sqlite.transaction import SIZES, BulkStatement, Transaction, each
 from tests.unit.stores.sqlite.stores_on_a_file import by_hand, locked, opened, waits_for_the_lock
 
@@ -317,7 +316,7 @@ class File:
         asyncio.run(self._made(path))
         self.own_count = 0
         self._path = path
-        self.watcher = ChangeWatcher(
+        self.watcher = reads.ChangeWatcher(
             self._connection, str(path), own_transactions=lambda: self.own_count, is_writing=lambda: False
         )
         assert self.watcher._look() is False, "what was there before is no news"

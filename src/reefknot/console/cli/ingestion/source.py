@@ -44,6 +44,7 @@ from reefknot.console.operations.sources import named_source
 from reefknot.console.operations.values import plural
 from reefknot.console.words.sources import Here, sync_refusal
 from reefknot.errors import OperationError
+from reefknot.policy.model.defaults import JobType
 from reefknot.queue.model.work import WorkItem, WorkState
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def add(
     name: Name,
     /,
     *,
-    connector: Annotated[str, arg("Type of the source: local_files, obsidian_vault, imap_mailbox, github_repository.")],
+    connector: Annotated[str, arg(f"Type of the source: {', '.join(JobType)}.")],
     path: Annotated[FileName | None, file_arg("Folder of the source; short for --set path=PATH.")] = None,
     set_: Annotated[list[str] | None, arg("Setting of the connector, KEY=VALUE; repeatable.", "--set")] = None,
     every: Annotated[str | None, arg("Interval between two syncs: 90s, 15m, 2h, 7d.")] = None,
@@ -204,7 +205,7 @@ async def _tested(source: ConfiguredSource, configured: Settings) -> view.TestRe
     from reefknot.ingest.configured_sources import check_sources, connector_for, error_in_connector
     from reefknot.ingest.connectors.registry import BUILTIN
     from reefknot.ingest.connectors.text_extraction import installation_note
-    from reefknot.runtime.redaction import redact
+    from reefknot.runtime.redactor import redact
 
     try:
         check_sources(configured, only={source.name}, strict=True)

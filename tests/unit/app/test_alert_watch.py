@@ -1,7 +1,5 @@
 """`AlertWatch`: systems over one store tell an alert once, together with its event, and resolve it once."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -11,31 +9,19 @@ from typing import Any
 
 import pytest
 
-from reefknot.app import alerts as watching
+from reefknot.app import alert_watch as watching
 from reefknot.app.activity import Activity, store_activity
-from reefknot.app.alerts import (
-    AlertWatch,
-    AlertWebhook,
-    measured,
-    measured_now,
-    rules_of,
-    running_activity,
-    stored_alerts,
-    webhook_of,
-)
-from reefknot.app.block_settings import block_settings
+from reefknot.app.blocks import block_settings
+from reefknot.audit import metrics, port
 from reefknot.audit.journal import Journal, envelope
-from reefknot.audit.metrics import ActivityRecord
 from reefknot.audit.model.event import Completed, Quarantined, decode
-from reefknot.audit.port import AuditQuery
-from reefknot.core.alerts import RULES, AlertThresholds
+from reefknot.core.alert_rules import RULES, AlertThresholds
 from reefknot.core.clock import Clock
 from reefknot.errors import ConfigurationError
 from reefknot.policy.schema import AlertRule, AlertsSection
 from reefknot.policy.secrets import secret_texts
 from reefknot.policy.settings import load_settings
-from reefknot.queue.client import Client
-from reefknot.queue.connect import client_of
+from reefknot.queue import client, connect
 from reefknot.queue.port.work_queue import WorkSnapshot
 from reefknot.runtime.clocks import SystemClock, VirtualClock
 from reefknot.stores.memory import MemoryStore
@@ -76,13 +62,13 @@ def interleaved(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store.values, "get", slow)
 
 
-def watch(store: Store, clock: VirtualClock | None = None, **more: Any) -> AlertWatch:
+def watch(store: Store, clock: VirtualClock | None = None, **more: Any) -> watching.AlertWatch:
     more.setdefault("rules", {"oldest_age": RULE})
-    return AlertWatch(store, clock or SystemClock(), journal=Journal(store.audit), **more)
+    return watching.AlertWatch(store, clock or SystemClock(), journal=Journal(store.audit), **more)
 
 
 async def told(store: Store) -> list[tuple[str, str]]:
-    events = [decode(one.entry.body) for one in await store.audit.read(AuditQuery())]
+    events = [decode(one.entry.body) for one in await store.audit.read(port.AuditQuery())]
     return [(event.event_type, event.text) for event in events if event.event_code in ("RK-801", "RK-802")]  # type: ignore[union-attr] # both have it
 
 
@@ -96,7 +82,7 @@ async def test_of_many_systems_one_tells_once(
     systems = [watch(store) for _ in range(5)]
     for ages.age in (3, 20, 20, 8, 20, 4, 4):
         await asyncio.gather(*(one.look() for one in systems))
-    record, _ = await stored_alerts(store)
+    record, _ = await watching.stored_alerts(store)
     assert (list(record.active), [one.alert for one in record.resolved]) == ([], ["oldest_age"])
     texts = [("alert_raised", "age: 20 s (above 10 s)"), ("alert_resolved", "age: 4 s again")]
     assert await told(store) == texts
@@ -142,16 +128,16 @@ async def test_the_time_of_a_look_is_written_twice_a_minute_at_most_and_at_the_e
     assert await store.values.get("alerts") is None, "it never looked"
     for _ in range(61):
         await one.look()
-        record, version = await stored_alerts(store)
+        record, version = await watching.stored_alerts(store)
         versions.add(version)
         oldest_ms = max(oldest_ms, one.looked_at - record.looked_at)
         clock.advance(10)
     assert (len(versions), oldest_ms) == (21, 20_000)
     clock.advance(10)
     await one.look()
-    assert (await stored_alerts(store))[0].looked_at < one.looked_at
+    assert (await watching.stored_alerts(store))[0].looked_at < one.looked_at
     await one.close()
-    assert (await stored_alerts(store))[0].looked_at == one.looked_at
+    assert (await watching.stored_alerts(store))[0].looked_at == one.looked_at
 
 
 async def test_a_webhook_is_one_job_for_each_change_whichever_system_submits_it(
@@ -160,7 +146,7 @@ async def test_a_webhook_is_one_job_for_each_change_whichever_system_submits_it(
     """One system dies after submitting, before it is noted; another one submits the same job."""
     clock = SystemClock()
     store = MemoryStore(clock)
-    webhook = AlertWebhook("https://example.org/hook", client_of(store, clock))
+    webhook = watching.AlertWebhook("https://example.org/hook", connect.client_of(store, clock))
     ages.age = 20
     put = store.values.put
 
@@ -191,14 +177,14 @@ async def test_a_webhook_is_submitted_within_the_configured_bound(
     (tmp_path / "reefknot.yaml").write_text("router: {max_queue_size: 7}\nalerts: {webhook: 'https://example.org/'}\n")
     bounds: list[int] = []
 
-    def noted(store: Store, clock: Clock, size: int = 1000) -> Client:
+    def noted(store: Store, clock: Clock, size: int = 1000) -> client.Client:
         bounds.append(size)
-        return client_of(store, clock, size)
+        return connect.client_of(store, clock, size)
 
     monkeypatch.setattr(watching, "client_of", noted)
     store = MemoryStore(SystemClock())
     for watched in (load_settings(None, environ={}, cwd=tmp_path), None):
-        async with running_activity(store, SystemClock(), Journal(store.audit), watched=watched):
+        async with watching.running_activity(store, SystemClock(), Journal(store.audit), watched=watched):
             pass
     assert bounds == [7]
 
@@ -210,7 +196,7 @@ def test_a_webhook_may_be_named_by_reference(tmp_path: Path, monkeypatch: pytest
         (tmp_path / "reefknot.yaml").write_text(f"alerts: {{webhook: '{written}'}}\n")
         settings = load_settings(None, environ={}, cwd=tmp_path)
         reference = "config:alerts.webhook" if written.startswith("https:") else written
-        assert webhook_of(settings) == reference, "the address is in no payload"
+        assert watching.webhook_of(settings) == reference, "the address is in no payload"
         read = block_settings(settings).http.references
         assert {name: one() for name, one in read.items()} == {reference: "https://example.org/hook/xyzzy"}
         texts, problems = secret_texts(settings.tree, settings.path, environ=os.environ)
@@ -225,7 +211,7 @@ def test_a_reference_to_no_webhook_is_a_mistake_that_shows_nothing(
         monkeypatch.setenv("HOOK", value)
     (tmp_path / "reefknot.yaml").write_text("alerts: {webhook: env:HOOK}\n")
     with pytest.raises(ConfigurationError, match=problem) as caught:
-        webhook_of(load_settings(None, environ={}, cwd=tmp_path))
+        watching.webhook_of(load_settings(None, environ={}, cwd=tmp_path))
     assert "xyzzy" not in str(caught.value)
 
 
@@ -253,8 +239,8 @@ WORKER = {"worker_id": "w", "classes": {"io": {"status": "critical"}, "cpu": {"s
 def test_a_success_rate_needs_ends_to_say_anything() -> None:
     rates = {(0, 0): 1.0, (19, 0): 1.0, (10, 9): None, (10, 10): 0.5, (0, 20): 0.0}
     for (succeeded, failed), rate in rates.items():
-        activity = ActivityRecord(buckets={100: {"succeeded": succeeded, "failed": failed}})
-        assert measured(activity, WorkSnapshot({}), [], 1010.0)["success_rate"] == rate, (succeeded, failed)
+        activity = metrics.ActivityRecord(buckets={100: {"succeeded": succeeded, "failed": failed}})
+        assert watching.measured(activity, WorkSnapshot({}), [], 1010.0)["success_rate"] == rate, (succeeded, failed)
 
 
 def test_each_value_has_its_window() -> None:
@@ -263,7 +249,9 @@ def test_each_value_has_its_window() -> None:
     buckets = dict.fromkeys(range(1, 201), counted)
     busy = {"workers": [WORKER], "activity": {"audit_buffered": 3, "audit_late": 1}}
     systems: list[dict[str, Any]] = [busy, {"workers": [], "activity": None}]
-    values = measured(ActivityRecord(buckets=buckets), WorkSnapshot({}, {"io": 12_500, "router": 500}), systems, 2005.0)
+    values = watching.measured(
+        metrics.ActivityRecord(buckets=buckets), WorkSnapshot({}, {"io": 12_500, "router": 500}), systems, 2005.0
+    )
     expected = {"quarantine_growth": 90, "retry_rate": 6, "success_rate": 0.0, "oldest_age": 12.5}
     assert values == expected | {"critical_workers": 1, "audit_outage": 94, "no_router": 0, "no_worker": 0}
 
@@ -274,15 +262,15 @@ async def test_values_come_from_what_systems_counted() -> None:
         ends = [Completed(**envelope(wall=1.0, work_id=str(n)), status="error") for n in range(20)]
         await Journal(store.audit).write(Quarantined(**envelope(wall=1.0), reason="spent"), *ends)
         await one.write()
-        values = await measured_now(store, [])
+        values = await watching.measured_now(store, [])
         assert (await store_activity(store)).totals["jobs|error"] == 20
     assert (values["quarantine_growth"], values["success_rate"]) == (1, 0.0)
 
 
 def test_configured_rules_replace_limits_and_switch_off() -> None:
     section = AlertsSection(rules={"retry_rate": AlertRule(threshold=100), "oldest_age": AlertRule(enabled=False)})
-    rules = rules_of(section)
+    rules = watching.rules_of(section)
 
     assert set(rules) == set(RULES) - {"oldest_age"}
     assert (rules["retry_rate"].threshold, rules["retry_rate"].clear) == (100, 50)
-    assert rules_of(AlertsSection(enabled=False)) == {}
+    assert watching.rules_of(AlertsSection(enabled=False)) == {}

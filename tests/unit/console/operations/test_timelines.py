@@ -1,7 +1,5 @@
 """The story of one job: each attempt with its decision and its wait, and nothing that no event tells."""
 
-from __future__ import annotations
-
 from hashlib import sha256
 from typing import Any
 
@@ -10,29 +8,10 @@ from msgspec import structs
 
 from reefknot.audit.assignments import vanished_events
 from reefknot.audit.journal import Journal
-from reefknot.audit.model.event import (
-    Admission,
-    AnyEvent,
-    BreakerEvent,
-    Completed,
-    DecisionRecord,
-    IdempotencyEvent,
-    OperatorAction,
-    Quarantined,
-    Requeued,
-    RetryAttempt,
-    RetryExhausted,
-    RetryRefused,
-    Routing,
-    Submitted,
-    TimeoutOccurred,
-    timestamp,
-)
-from reefknot.console.dashboard.pages import environment
-from reefknot.console.dashboard.views import timeline_rows
-from reefknot.console.operations import jobs
+from reefknot.audit.model import event
+from reefknot.console.dashboard import pages, views
+from reefknot.console.operations import jobs, values
 from reefknot.console.operations.jobs import job_story
-from reefknot.console.operations.values import time_text
 from reefknot.core.decide import History, decide
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import RetryPolicy
@@ -49,37 +28,47 @@ FAILURE = Failure(ErrorCode.http_error, FailureType.TRANSIENT, "the service answ
 
 
 def about(second: float) -> dict[str, Any]:
-    return {"timestamp": timestamp(NOON + second), "work_id": "order-7"}
+    return {"timestamp": event.timestamp(NOON + second), "work_id": "order-7"}
 
 
-def decided(attempts: int, elapsed: float, *, policy: RetryPolicy | None = None, **failure: Any) -> DecisionRecord:
+def decided(
+    attempts: int, elapsed: float, *, policy: RetryPolicy | None = None, **failure: Any
+) -> event.DecisionRecord:
     policy = policy or RetryPolicy(3, 1.0, jitter="none")
     history, failed = History(attempts, elapsed), structs.replace(FAILURE, **failure)
-    return DecisionRecord.of(decide(policy, history, failed, 0.0), policy, history, failed, 0.0)
+    return event.DecisionRecord.of(decide(policy, history, failed, 0.0), policy, history, failed, 0.0)
 
 
-def retried(second: float, number: int, record: DecisionRecord) -> RetryAttempt:
+def retried(second: float, number: int, record: event.DecisionRecord) -> event.RetryAttempt:
     assert record.delay is not None
     told: Any = {"exception_type": "HTTP_ERROR", "exception_message": "503", "delay_seconds": record.delay}
-    return RetryAttempt(**about(second), **told, attempt_number=number, max_attempts=3, decision=record)
+    return event.RetryAttempt(**about(second), **told, attempt_number=number, max_attempts=3, decision=record)
 
 
 def stopped(
-    second: float, number: int, record: DecisionRecord, kind: type[RetryExhausted | RetryRefused] = RetryExhausted
-) -> AnyEvent:
+    second: float,
+    number: int,
+    record: event.DecisionRecord,
+    kind: type[event.RetryExhausted | event.RetryRefused] = event.RetryExhausted,
+) -> event.AnyEvent:
     told: Any = {"final_exception_type": "HTTP_ERROR", "final_exception_message": "503", "reason": record.answer}
     return kind(**about(second), **told, total_attempts=number, decision=record)
 
 
-BEGUN: list[AnyEvent] = [
-    Submitted(**about(0), actor="ann"),
-    Routing(**about(0.1), worker_id="worker-1"),
-    Admission(**about(0.2), worker_id="worker-1", resource_class="io"),
+BEGUN: list[event.AnyEvent] = [
+    event.Submitted(**about(0), actor="ann"),
+    event.Routing(**about(0.1), worker_id="worker-1"),
+    event.Admission(**about(0.2), worker_id="worker-1", resource_class="io"),
 ]
 
 
 async def told(
-    scene: OperatorScene, events: list[AnyEvent], *, result: str | None = None, payload: Any = None, **options: Any
+    scene: OperatorScene,
+    events: list[event.AnyEvent],
+    *,
+    result: str | None = None,
+    payload: Any = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """The story of a job that ended, with these events."""
     store = scene.world.store
@@ -109,19 +98,19 @@ async def test_each_attempt_has_its_decision_its_wait_and_what_is_known_of_its_t
     events = [
         *BEGUN,
         retried(1.0, 1, decided(1, 0.75)),
-        TimeoutOccurred(**about(3.0), attempt_number=2, timeout_seconds=0.5),
+        event.TimeoutOccurred(**about(3.0), attempt_number=2, timeout_seconds=0.5),
         retried(3.0, 2, decided(2, 2.5, retry_after=30.0)),
-        IdempotencyEvent(**about(34), idempotency_key="charge:7", action="record"),
-        Completed(**about(34.5), status="success", attempts=3, duration_ms=34_500),
+        event.IdempotencyEvent(**about(34), idempotency_key="charge:7", action="record"),
+        event.Completed(**about(34.5), status="success", attempts=3, duration_ms=34_500),
     ]
     found = await told(scene, events, result='{"latency_ms": 1250.0}')
     first, second, third = found["attempts"]
-    holds(first, number=1, started_at=timestamp(NOON + 0.25), ended_at=timestamp(NOON + 1), duration_s=0.75)
+    holds(first, number=1, started_at=event.timestamp(NOON + 0.25), ended_at=event.timestamp(NOON + 1), duration_s=0.75)
     holds(first, outcome="retried", decision="again", reason=None, wait_s=1.0, wait_from="own backoff")
     holds(first, code="HTTP_ERROR", failure_type="transient", http_status=503, classification="network")
-    holds(second, due_at=timestamp(NOON + 2), started_at=None, duration_s=None)
+    holds(second, due_at=event.timestamp(NOON + 2), started_at=None, duration_s=None)
     holds(second, wait_from="server hint", timed_out_after_s=0.5)
-    holds(third, outcome="succeeded", started_at=timestamp(NOON + 33.25), duration_s=1.25)
+    holds(third, outcome="succeeded", started_at=event.timestamp(NOON + 33.25), duration_s=1.25)
     holds(found, state="succeeded", idempotency_key="charge:7", worker="worker-1", is_cut=False)
     assert (first["worker_id"], found["ended_at"] is not None) == ("worker-1", True)
     assert [one["event_type"] for one in found["events"]][:3] == ["submitted", "routing", "admission"]
@@ -144,17 +133,17 @@ async def test_a_wait_that_the_server_asked_for_is_decided_by_its_hint(scene: Op
 
 
 async def test_a_wait_that_a_breaker_made_longer_says_so(scene: OperatorScene) -> None:
-    def put_off(second: float, seconds: float) -> AnyEvent:
-        return BreakerEvent(**about(second), name="block:http", state="open", wait_seconds=seconds)
+    def put_off(second: float, seconds: float) -> event.AnyEvent:
+        return event.BreakerEvent(**about(second), name="block:http", state="open", wait_seconds=seconds)
 
     waits = [put_off(2.0, 10.0), put_off(12.0, 3.5)]
     retries = retried(1.0, 1, decided(1, 0.5)), retried(16.0, 2, decided(2, 1.0))
     found = await told(scene, [*BEGUN, put_off(0.3, 0.2), retries[0], *waits, retries[1]])
     first, second, _ = found["attempts"]
     assert (first["wait_s"], first["put_off_s"], second["put_off_s"]) == (1.0, 13.5, None)
-    assert second["due_at"] == timestamp(NOON + 15.5)
-    page = environment().get_template("job.html")
-    shown = page.new_context({"job": found, "rows": timeline_rows(found), "can_act": False})
+    assert second["due_at"] == event.timestamp(NOON + 15.5)
+    page = pages.environment().get_template("job.html")
+    shown = page.new_context({"job": found, "rows": views.timeline_rows(found), "can_act": False})
     assert "then put off by the breaker: 13.5 s" in "".join(page.blocks["live"](shown))
 
 
@@ -162,7 +151,7 @@ async def test_a_hint_that_is_shorter_than_the_own_backoff_is_not_what_is_waited
     found = await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5, retry_after=0.25))])
     first, running = found["attempts"]
     holds(first, wait_from="own backoff", wait_s=1.0)
-    now = timestamp(scene.world.clock.wall())
+    now = event.timestamp(scene.world.clock.wall())
     holds(running, outcome="running", number=1, started_at=now, ended_at=None)
     assert found["ended_at"] is None
 
@@ -173,9 +162,9 @@ async def test_the_end_of_a_job_that_gave_up_is_told_once_and_a_requeue_begins_a
     events = [
         *BEGUN,
         stopped(9, 3, decided(3, 9.0)),
-        Completed(**about(9), status="error", attempts=3),
-        Requeued(**about(60), reason="by ann", generation=1),
-        Completed(**about(61), status="success", attempts=1),
+        event.Completed(**about(9), status="error", attempts=3),
+        event.Requeued(**about(60), reason="by ann", generation=1),
+        event.Completed(**about(61), status="success", attempts=1),
     ]
     one, two = (await told(scene, events, result='{"latency_ms": "odd"}'))["attempts"]
     holds(one, generation=0, outcome="failed", decision="stop", reason="attempts_spent", field="max_attempts")
@@ -184,10 +173,10 @@ async def test_the_end_of_a_job_that_gave_up_is_told_once_and_a_requeue_begins_a
 
 
 async def test_an_attempt_that_was_cancelled_while_it_ran_is_told(scene: OperatorScene) -> None:
-    ended = Completed(**about(12), status="cancelled", attempts=2, attempt_seconds=9.5)
+    ended = event.Completed(**about(12), status="cancelled", attempts=2, attempt_seconds=9.5)
     _, cancelled = (await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5)), ended], result="{}"))["attempts"]
     holds(cancelled, number=2, outcome="cancelled", duration_s=9.5)
-    holds(cancelled, started_at=timestamp(NOON + 2.5), ended_at=timestamp(NOON + 12))
+    holds(cancelled, started_at=event.timestamp(NOON + 2.5), ended_at=event.timestamp(NOON + 12))
 
 
 async def test_a_run_that_crashed_is_an_attempt_of_its_own_and_the_next_has_its_number(scene: OperatorScene) -> None:
@@ -206,11 +195,11 @@ async def test_a_run_that_crashed_is_an_attempt_of_its_own_and_the_next_has_its_
         (item,) = await store.work.claim(1, WorkClaim(owner=owner, classes=("io@worker-1",), crash_events=crash_events))
         found = await job_story(scene.operator, "order-7")
         assert outcomes(found) == [*[(1, "crashed")] * crashes, (1, "running")]
-        holds(found["attempts"][0], message="its worker vanished", started_at=time_text(begun.updated_at))
+        holds(found["attempts"][0], message="its worker vanished", started_at=values.time_text(begun.updated_at))
         assert [one["started_at"] for one in found["attempts"][1:-1]] == [None] * (crashes - 1)
 
     done = Settlement("order-7", item.owner, item.fence, WorkDone("{}"))
-    ended = journal.entries([Completed(**about(1), status="success", attempts=1)])
+    ended = journal.entries([event.Completed(**about(1), status="success", attempts=1)])
     assert await store.work.settle([structs.replace(done, events=tuple(ended))]) == [True]
     found = await job_story(scene.operator, "order-7")
     assert outcomes(found) == [*[(1, "crashed")] * 2, (1, "succeeded")]
@@ -220,8 +209,8 @@ async def test_the_crash_that_ends_in_quarantine_is_told_and_the_failed_attempt_
     scene: OperatorScene,
 ) -> None:
     crash = {"crashes": 3, "limit": 3, "attempts": 1}
-    aside = Quarantined(**about(9), reason="its owner vanished 3 times", inputs=crash)
-    ended = Completed(**about(9), status="error", attempts=1)
+    aside = event.Quarantined(**about(9), reason="its owner vanished 3 times", inputs=crash)
+    ended = event.Completed(**about(9), status="error", attempts=1)
     found = await told(scene, [*BEGUN, retried(1.0, 1, decided(1, 0.5)), aside, ended], result="{}")
     assert outcomes(found) == [(1, "retried"), (2, "crashed")]
 
@@ -262,13 +251,13 @@ async def test_a_cancellation_names_who_asked_for_it_and_who_carried_it_out(
     await store.work.enqueue([WorkItem(name, "http.request", tenant_id=tenant or "")])
     wall, why = scene.world.clock.wall(), {"reason": "enough"}
     asked = [
-        OperatorAction(
-            timestamp=timestamp(wall), details=why, actor="ann", action="job.cancel", subject=job, tenant_id=of
+        event.OperatorAction(
+            timestamp=event.timestamp(wall), details=why, actor="ann", action="job.cancel", subject=job, tenant_id=of
         )
         for job, of in (("order-7", tenant), ("order-8", tenant), ("order-7", "globex"))
     ]
     of_job: Any = {"work_id": "order-7", "subject": "order-7", "tenant_id": tenant, "details": why}
-    carried = OperatorAction(**of_job, timestamp=timestamp(wall + 1), actor="worker-1", action="cancel")
+    carried = event.OperatorAction(**of_job, timestamp=event.timestamp(wall + 1), actor="worker-1", action="cancel")
     journal = Journal(None, redactor=scene.operator.redactor)
     await store.audit.append(journal.entries(asked))
     assert (await job_story(scene.operator, "order-7", tenant))["lines"] == []
@@ -292,7 +281,7 @@ async def test_history_and_events_are_told_in_sentences_by_time(scene: OperatorS
         ("admission", "accepted by worker-1, 0 waiting"),
         ("retry_attempt", "attempt 1 failed: HTTP_ERROR: 503; again in 1.00 s"),
     ]
-    assert found["lines"][0]["at"] == timestamp(NOON)
+    assert found["lines"][0]["at"] == event.timestamp(NOON)
 
 
 async def test_what_another_version_wrote_is_told_as_far_as_it_is_understood(scene: OperatorScene) -> None:
@@ -308,8 +297,8 @@ async def test_a_job_that_was_refused_or_cancelled_without_an_attempt_has_none(
     scene: OperatorScene, status: str
 ) -> None:
     record = decided(1, 0.0, failure_type=FailureType.PERMANENT, policy=RetryPolicy(1, 1.0, retryable=False))
-    refused = [stopped(1, 0, record, RetryRefused)] if status == "error" else []
-    ended = Completed(**about(12), status=status, attempts=0)
+    refused = [stopped(1, 0, record, event.RetryRefused)] if status == "error" else []
+    ended = event.Completed(**about(12), status=status, attempts=0)
     found = await told(scene, [*BEGUN, *refused, ended], result="{}")
     assert (found["attempts"], found["events"][-1]["event_type"]) == ([], "completed")
 

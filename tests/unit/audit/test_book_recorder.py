@@ -8,7 +8,7 @@ import pytest
 
 import reefknot as rk
 from reefknot import clock as timing
-from reefknot.audit.books import LOOK_AGAIN_S, BookRecorder
+from reefknot.audit.book_recorder import LOOK_AGAIN_S, BookRecorder
 from reefknot.audit.journal import Journal
 from reefknot.audit.log_sink import LogSink
 from reefknot.audit.model.event import BookStored, decode

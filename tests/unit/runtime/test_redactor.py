@@ -8,9 +8,9 @@ import pytest
 
 from reefknot.core.redaction import Redactor
 from reefknot.retrying.failures import failure_from
-from reefknot.runtime import redaction
+from reefknot.runtime import redactor
 from reefknot.runtime.log import error_text
-from reefknot.runtime.redaction import add_secrets, process_redactor, redact, remove_secrets
+from reefknot.runtime.redactor import add_secrets, process_redactor, redact, remove_secrets
 
 SECRET = "zander-Trockenfisch_9!"
 
@@ -18,8 +18,8 @@ SECRET = "zander-Trockenfisch_9!"
 @pytest.fixture(autouse=True)
 def _no_other_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a source stay for as long as its process lives, and earlier tests may have read some."""
-    monkeypatch.setattr(redaction, "_known", Counter())
-    monkeypatch.setattr(redaction, "_process", Redactor())
+    monkeypatch.setattr(redactor, "_known", Counter())
+    monkeypatch.setattr(redactor, "_process", Redactor())
 
 
 @pytest.mark.parametrize("first", ["a", "b"])

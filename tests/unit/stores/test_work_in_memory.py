@@ -10,14 +10,14 @@ from msgspec import structs
 
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
-from reefknot.queue.model.admission import Reject
-from reefknot.queue.model.submission import ServiceTime, SubmissionRules
+from reefknot.queue.model import admission, submission
 from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem, WorkState
 from reefknot.queue.port.work_queue import Enqueue, Enqueued, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
-from reefknot.stores.table.items import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC, group_of
-from reefknot.stores.table.table import QuarantineTable, WorkTable
+from reefknot.stores.wakeups import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC
+from reefknot.stores.work_in_memory.items import group_of
+from reefknot.stores.work_in_memory.transitions import QuarantineTable, WorkTable
 from reefknot.testing.conformance.harness import event, event_types
 from tests.unit.stores.random_calls import CLASSES, Call, RandomCalls, told
 
@@ -26,7 +26,7 @@ MOST_ENDED = 5
 SEEDS = range(150)
 
 
-def offered(pool: str, wall: int) -> tuple[int, SubmissionRules | None]:
+def offered(pool: str, wall: int) -> tuple[int, submission.SubmissionRules | None]:
     return 2, None
 
 
@@ -162,16 +162,16 @@ def test_pools_are_noted_when_their_admission_or_their_service_time_changes() ->
     table.enqueue([WorkItem("plain", "t", ROUTER, pool="cpu")], now=NOW)
     assert table.take_changes().pools_entered == set()
 
-    small = SubmissionRules(size=1, preempt=False)
+    small = submission.SubmissionRules(size=1, preempt=False)
     answers = table.enqueue([WorkItem(one, "t", ROUTER, pool="io") for one in "ab"], Enqueue(rules=small), now=NOW)
-    assert isinstance(answers[1], Reject)
+    assert isinstance(answers[1], admission.Reject)
     table.enqueue([WorkItem("refused", "t", ROUTER, pool="cpu")], Enqueue(rules=small), now=NOW)
     (item,) = table.claim(1, WorkClaim(owner="me", only={"a"}), now=NOW)
     table.settle([Settlement(item.id, "me", item.fence, WorkDone(), took_ms=7.0)], now=NOW)
     assert table.pools_served == {"io"}
     changes = table.take_changes()
     assert (changes.pools_entered, changes.pools_served) == ({"io"}, {"io"})
-    assert table.service_times == {"io": ServiceTime().after(7.0)}
+    assert table.service_times == {"io": submission.ServiceTime().after(7.0)}
     assert table.pools_served == set()
 
 

@@ -74,7 +74,7 @@ from reefknot.console.words.events import last_words, part_name
 from reefknot.errors import StoreError
 from reefknot.queue.model.routing import WorkerState
 from reefknot.runtime.log import printable
-from reefknot.stores.port.engine import accepted_urls, is_shared
+from reefknot.stores.port.engines import accepted_urls, is_shared
 
 if TYPE_CHECKING:
     from reefknot.app.system import System

@@ -1,14 +1,12 @@
 """The configuration's `blocks`: what it may say, and what the blocks get from it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reefknot.app.block_settings import block_settings, check_roots
+from reefknot.app.blocks import block_settings, check_roots
 from reefknot.errors import ConfigurationError
 from reefknot.policy.settings import load_settings
 from reefknot.steps.python import BlockSettings

@@ -19,10 +19,7 @@ from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
 from reefknot.queue.model.submission import ServiceTime, Stage, Waiting, in_turns
 from reefknot.queue.model.work import ENDED, WorkItem, WorkState
-
-CLASS_TOPIC, END_TOPIC, LEASES_TOPIC = "work in ", "end of ", "leases ended"
-LOOK_S = 1.0
-"""Longest that a waiter for an end sleeps: it looks again even if no change woke it."""
+from reefknot.stores.wakeups import END_TOPIC, topics_of
 
 Place = tuple[int, int, int, str]
 """Where a pending item waits in its class: priority (negative), due time, order of arrival, id."""
@@ -92,13 +89,11 @@ class WorkItems:
             self._order[item.id] = number = self._arrivals if order is None else order
             self._arrivals = max(self._arrivals, number + 1)
         self._keep(item, old)
+        self.touched.update(topics_of(item.resource_class, item.state, end=END_TOPIC + item.id))
         if item.state is WorkState.PENDING:
-            self.touched.add(CLASS_TOPIC + item.resource_class)
             self._promote(now)
-        elif item.state is not WorkState.RUNNING:
-            self.touched.add(END_TOPIC + item.id)
-            if len(self._ended) > self._most_ended:
-                self.remove(next(iter(self._ended)))
+        elif item.state is not WorkState.RUNNING and len(self._ended) > self._most_ended:
+            self.remove(next(iter(self._ended)))
 
     def remove(self, work_id: str) -> None:
         """Forget an item."""

@@ -1,7 +1,5 @@
 """Why a job waits, from the facts of a store: causes that are rare, or that need another host, a source or a key."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any
 

@@ -9,33 +9,35 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from time import monotonic
-from typing import Any
+from time import monotonic, sleep
+from typing import IO, Any, Literal
 
 import apsw
 
 from reefknot.errors import StoreCorruptError, StoreError, StoreLockedError, StoreUnavailableError
-from reefknot.runtime.files import is_open_here
+from reefknot.runtime.files import is_open_here, note_open
 from reefknot.runtime.log import error_text
 from reefknot.runtime.sqlite_files import (
-    check_unlocked,
+    busy_handler,
     checked_version,
     close_connection,
     is_frozen,
     is_writable,
-    log_state,
     open_read_only,
-    open_to_copy,
+    patiently,
+    plain_opener,
     translated,
 )
-from reefknot.stores.port.engine import Examination, FileState, Finding, Level, problem_of, size_text
+from reefknot.stores.port.engines import Examination, FileState, Finding, Level, problem_of, size_text
 from reefknot.stores.sqlite.connection import APPLICATION_ID, VERSION, check_version
 from reefknot.stores.sqlite.upkeep import back_up
 
-__all__ = ["check_unlocked", "copy", "disk_finding", "examination", "file_findings", "library_finding", "state"]
+__all__ = ["check_unlocked", "copy", "disk_finding", "examination_of", "file_findings", "library_finding", "state"]
 
 FREE_BYTES, FULL_BYTES = 1 << 30, 64 << 20
 QUICK_CHECK = 10
@@ -68,7 +70,7 @@ def state(path: str) -> FileState:
 def copy(path: str, target: str, progress: Callable[[int, int], None]) -> FileState:
     """Copy a file of any version as of now, while others write it."""
     any_version = partial(checked_version, path=path, application_id=APPLICATION_ID, newest=None)
-    connection = open_to_copy(path, check=any_version)
+    connection = _open_to_copy(path, check=any_version)
     try:
         back_up(connection, target, progress)
         return FileState(any_version(connection), VERSION, 0)
@@ -82,7 +84,7 @@ def copy(path: str, target: str, progress: Callable[[int, int], None]) -> FileSt
 # ---- findings --------------------------------------------------------------------------------------------------------
 
 
-def examination(path: str, *, is_named: bool) -> Examination:
+def examination_of(path: str, *, is_named: bool) -> Examination:
     """All findings about a file that is not open here."""
     around = _log_findings(path) + _lock_findings(path)
     found = file_findings(path, CHECK_S, is_named=is_named) + around
@@ -102,7 +104,7 @@ def file_findings(path: str, seconds: float, *, is_named: bool = False) -> list[
         return [*findings, problem_of("file", _unreadable(path, error))]
     if size == 0 or not file.is_file():
         missing = _missing(path, is_named=is_named)
-        if file.is_file() and (logged := log_state(path)[0]):
+        if file.is_file() and (logged := _log_state(path)[0]):
             text = f"{path} has 0 bytes, and its log {logged} bytes: its content is lost"
             missing = Finding("file", "problem", text, KEEP_LOG, "damaged")
         return [*findings, missing, disk_finding(path)]
@@ -142,7 +144,7 @@ def _lock_findings(path: str) -> list[Finding]:
 
 def _log_findings(path: str) -> list[Finding]:
     """A finding when the log holds bytes that SQLite ignores, as if they had never been written."""
-    size, state = log_state(path)
+    size, state = _log_state(path)
     text = f"{path}-wal has {size} bytes and no valid frame, so nothing in it is read"
     if state == "uncommitted":
         return [Finding("log", "warning", f"{text}: a write that never ended, or damage", KEEP_LOG)]
@@ -234,3 +236,107 @@ def disk_finding(path: str) -> Finding:
     level: Level = "problem" if free < FULL_BYTES else "warning" if free < FREE_BYTES else "ok"
     way_out = "" if level == "ok" else "make room: a full disk refuses new work"
     return Finding("disk", level, f"{size_text(free)} free", way_out)
+
+
+# ---- the log of a file, and connections that leave it as it is -------------------------------------------------------
+
+_LogState = Literal["", "damaged", "uncommitted"]
+_LOG_HEADER = 32
+_FRAME_HEADER = 24
+_LOOKS = 3
+_LOOK_AGAIN_S = 0.05
+
+
+def _log_state(path: str) -> tuple[int, _LogState]:
+    """
+    The size of a file's log in bytes, and why SQLite finds nothing in it; "" when there is something, or no log at all.
+
+    "damaged": its header, which is synced before anything else is written, is not valid. "uncommitted": its first
+    transaction is not whole, as after a crash in the middle of it. The next process that writes the file drops such a
+    log.
+    """
+    name = f"{os.path.realpath(path)}-wal"
+    size = 0
+    state: _LogState = ""
+    with suppress(OSError):
+        for look in range(_LOOKS if os.path.isfile(name) else 0):  # a pipe is not opened: it may have no other end
+            if look:
+                sleep(_LOOK_AGAIN_S)  # another process may be restarting the log right now
+            with open(name, "rb") as log:
+                size = os.fstat(log.fileno()).st_size
+                state = _first_commit(log) if size > _LOG_HEADER else ""
+            if not state:
+                break
+    return size, state
+
+
+def _first_commit(log: IO[bytes]) -> _LogState:
+    """The state of a log, read up to its first commit. The format: https://www.sqlite.org/fileformat2.html#walformat"""
+    header = log.read(_LOG_HEADER)
+    magic, _, page = struct.unpack(">3I", header[:12])
+    order = {0x377F0682: "<", 0x377F0683: ">"}.get(magic)
+    total = (0, 0) if order is None else _checksum(header[:24], (0, 0), order)
+    if order is None or total != struct.unpack(">2I", header[24:]) or not 512 <= page <= 65536:
+        return "damaged"
+    while len(frame := log.read(_FRAME_HEADER + page)) == _FRAME_HEADER + page:
+        total = _checksum(frame[:8] + frame[_FRAME_HEADER:], total, order)
+        if frame[8:16] != header[16:24] or total != struct.unpack(">2I", frame[16:_FRAME_HEADER]):
+            break
+        if frame[4:8] != bytes(4):  # the size of the database, in the last frame of a transaction
+            return ""
+    return "uncommitted"
+
+
+def _checksum(data: bytes, total: tuple[int, int], order: str) -> tuple[int, int]:
+    first, second = total
+    for one, other in struct.iter_unpack(f"{order}2I", data):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + other + first) & 0xFFFFFFFF
+    return first, second
+
+
+def _open_to_copy(path: str, *, check: Callable[[apsw.Connection], object], patience: float = 15.0) -> apsw.Connection:
+    """
+    A connection that only reads a file which others may write meanwhile; nothing is made of its log at the end.
+
+    `check` raises when the file is not the right one.
+    """
+    if not is_writable(path):
+        return open_read_only(path, patience=patience, check=check)
+
+    def attempt() -> apsw.Connection:
+        connection = plain_opener(path, apsw.SQLITE_OPEN_READWRITE)
+        note_open(connection, path)
+        try:
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            connection.set_busy_handler(busy_handler(patience))
+            connection.execute("PRAGMA query_only = ON")
+            check(connection)
+        except BaseException:
+            close_connection(connection)
+            raise
+        return connection
+
+    return patiently(attempt, path, patience)
+
+
+def check_unlocked(path: str, seconds: float) -> None:
+    """
+    Raise `StoreLockedError` when the file stays locked for this long: no other process can write it then.
+
+    The lock is taken and given back, and nothing is written. The log stays as it is, even when no other process has the
+    file open. An empty file is not opened: SQLite would remove its log.
+    """
+    if os.path.getsize(path) == 0:
+        return
+
+    def attempt() -> None:
+        connection = plain_opener(path, apsw.SQLITE_OPEN_READWRITE)
+        try:
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            connection.set_busy_handler(busy_handler(seconds))
+            connection.execute("BEGIN IMMEDIATE; ROLLBACK").fetchall()
+        finally:
+            close_connection(connection)
+
+    patiently(attempt, path, seconds)

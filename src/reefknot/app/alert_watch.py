@@ -21,8 +21,8 @@ from reefknot.app.activity import CLOSE_S, Activity, reported, store_activity
 from reefknot.audit.journal import Journal, envelope
 from reefknot.audit.metrics import ActivityRecord, series
 from reefknot.audit.model.event import AlertRaised, AlertResolved, timestamp
-from reefknot.core import alerts as core
-from reefknot.core.alerts import AlertLimits, AlertState, AlertThresholds, next_state, with_limits
+from reefknot.core import alert_rules as core
+from reefknot.core.alert_rules import AlertLimits, AlertState, AlertThresholds, next_state, with_limits
 from reefknot.core.clock import Clock
 from reefknot.errors import ConfigurationError, KeyConflictError
 from reefknot.policy.schema import AlertsSection
@@ -31,7 +31,7 @@ from reefknot.policy.sections import plain
 from reefknot.policy.settings import Settings
 from reefknot.queue.client import Client
 from reefknot.queue.connect import client_of
-from reefknot.queue.model.waiting import Unserved, WaitCode
+from reefknot.queue.model.wait_reasons import Unserved, WaitCode
 from reefknot.queue.port.work_queue import WorkSnapshot
 from reefknot.queue.presence import STORE_S, Status, living_systems, look_for_gone, unserved_work, visible_work
 from reefknot.runtime.log import RepeatedErrors, error_text, logger

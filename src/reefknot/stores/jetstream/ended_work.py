@@ -22,7 +22,7 @@ from reefknot.runtime.log import error_text, logger
 from reefknot.stores.jetstream.reads import LATEST, scan
 from reefknot.stores.jetstream.state import State
 from reefknot.stores.jetstream.streams import OPEN, token_of
-from reefknot.stores.table.items import END_TOPIC, LOOK_S
+from reefknot.stores.wakeups import END_TOPIC, LOOK_S
 
 R = TypeVar("R")
 AT_ONCE = 100

@@ -15,8 +15,8 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
+from reefknot.queue.model.edited_work import next_record
 from reefknot.queue.model.failure_groups import FailureGroups
-from reefknot.queue.model.versions import next_record
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
     ALL,
@@ -35,18 +35,18 @@ from reefknot.queue.port.work_queue import (
     WorkSnapshot,
 )
 from reefknot.runtime.changes import Waiters
-from reefknot.stores.table.items import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC, LOOK_S
-from reefknot.stores.table.table import QuarantineTable, WorkTable
+from reefknot.stores.wakeups import END_TOPIC, LOOK_S, WakingQueue
+from reefknot.stores.work_in_memory.transitions import QuarantineTable, WorkTable
 
 R = TypeVar("R")
 
 
-class TableWorkQueue(ABC):
+class TableWorkQueue(WakingQueue):
     """The work of a store that holds it in a table."""
 
     def __init__(self, table: WorkTable, waiters: Waiters) -> None:
+        super().__init__(waiters)
         self.table = table
-        self.waiters = waiters
 
     @abstractmethod
     async def change(
@@ -171,12 +171,8 @@ class TableWorkQueue(ABC):
     async def purge(self, before: int) -> int:
         return await self.change(lambda _: self.table.purge(before), wake=False)
 
-    async def wait(self, timeout: float, *, classes: Sequence[str] = ()) -> bool:
-        async def soonest() -> float:
-            return await self.look(lambda now: self.table.soonest(classes, now))
-
-        topics = (LEASES_TOPIC, *(CLASS_TOPIC + name for name in classes)) if classes else ("",)
-        return await self.waiters.watch(soonest, *topics, pause=float, timeout=timeout) == 0
+    async def soonest(self, classes: Sequence[str]) -> float:
+        return await self.look(lambda now: self.table.soonest(classes, now))
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         async def over() -> WorkItem | None:

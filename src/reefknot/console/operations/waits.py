@@ -2,8 +2,8 @@
 `waits_of`: for each job that waits, why it does and what to do.
 
 The facts come from the store: the records of the jobs, what running systems report, sources, keys, and the jobs ahead.
-The answers are those of `reefknot.queue.model.waiting`. What is read is bounded, whatever the store holds, and nothing
-is read for a list of jobs that do not wait.
+The answers are those of `reefknot.queue.model.wait_reasons`. What is read is bounded, whatever the store holds, and
+nothing is read for a list of jobs that do not wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reefknot.idempotency.model import KeyState
 from reefknot.ingest.sources import SourceRecords
 from reefknot.queue.model.results import waits_for
 from reefknot.queue.model.source_health import SourceCondition
-from reefknot.queue.model.waiting import FleetFacts, JobFacts, KeyFacts, SourceFacts, Wait, WaitCode, why_waits
+from reefknot.queue.model.wait_reasons import FleetFacts, JobFacts, KeyFacts, SourceFacts, Wait, WaitCode, why_waits
 from reefknot.queue.model.work import (
     ROUTER,
     SCHEDULED,

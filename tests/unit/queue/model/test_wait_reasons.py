@@ -4,10 +4,9 @@ from typing import Any
 
 from msgspec import structs
 
-from reefknot.queue.model.results import WaitsFor
-from reefknot.queue.model.routing import WorkerState
+from reefknot.queue.model import results, routing
 from reefknot.queue.model.source_health import SourceCondition
-from reefknot.queue.model.waiting import (
+from reefknot.queue.model.wait_reasons import (
     FleetFacts,
     JobFacts,
     KeyFacts,
@@ -28,8 +27,8 @@ QUEUED = structs.replace(JOB, worker="w1")
 IDLE = WorkerFacts("w1", pools={"cpu": PoolFacts(0, 2)}, types=STEPS)
 BUSY = structs.replace(IDLE, pools={"cpu": PoolFacts(2, 2)})
 SLOT = structs.replace(IDLE, pools={"cpu": PoolFacts(1, 1)})
-PAUSED = structs.replace(IDLE, state=WorkerState.PAUSED)
-DRAINING = structs.replace(IDLE, state=WorkerState.DRAINING)
+PAUSED = structs.replace(IDLE, state=routing.WorkerState.PAUSED)
+DRAINING = structs.replace(IDLE, state=routing.WorkerState.DRAINING)
 OTHER = structs.replace(IDLE, name="w2")
 RETRY: dict[str, Any] = {"due_in": 12.0, "attempts": 1}
 
@@ -56,7 +55,7 @@ CASES: list[tuple[WaitCode, JobFacts, FleetFacts, str, str]] = [
     (W.NO_TYPE, job(kind="mail.send"), fleet(IDLE), "class cpu knows the type mail.send", "--module"),
     (W.PAUSED, JOB, fleet(PAUSED), "w1 is paused", "worker resume w1"),
     (
-        *(W.PAUSED, JOB, fleet(PAUSED, structs.replace(OTHER, state=WorkerState.DRAINING))),
+        *(W.PAUSED, JOB, fleet(PAUSED, structs.replace(OTHER, state=routing.WorkerState.DRAINING))),
         *("every worker of the class cpu is paused: w1, w2", "`reefknot worker resume`"),
     ),
     (W.PAUSED, QUEUED, fleet(PAUSED, OTHER), "w1 is paused", "worker resume w1"),
@@ -101,7 +100,7 @@ CASES: list[tuple[WaitCode, JobFacts, FleetFacts, str, str]] = [
     ),
     (
         W.DESTINATION_DOWN,
-        queued(due_in=32.0, waits_for=WaitsFor("api.example.org:443", 1_794_962_840_123, 1_794_963_000_000)),
+        queued(due_in=32.0, waits_for=results.WaitsFor("api.example.org:443", 1_794_962_840_123, 1_794_963_000_000)),
         fleet(IDLE),
         "destination api.example.org:443 has been down since 2026-11-18 00:47:20 UTC; next probe in 32 s",
         "repair the destination: jobs that wait for it spend no attempts",

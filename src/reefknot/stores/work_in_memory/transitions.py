@@ -21,10 +21,10 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Accept, Reject
+from reefknot.queue.model.edited_work import replaced
 from reefknot.queue.model.failure_groups import FailureGroups, fingerprint_of, has_error
 from reefknot.queue.model.results import DROPPED
 from reefknot.queue.model.submission import BatchAdmission, Displace, OpenWork, Stage, SubmissionRules
-from reefknot.queue.model.versions import replaced
 from reefknot.queue.model.work import ENDED, WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
     ALL,
@@ -44,7 +44,8 @@ from reefknot.queue.port.work_queue import (
     events_to_keep,
     refuse_classes_with_gone,
 )
-from reefknot.stores.table.items import LEASES_TOPIC, WorkItems
+from reefknot.stores.wakeups import LEASES_TOPIC
+from reefknot.stores.work_in_memory.items import WorkItems
 
 MOST_ENDED = 10_000
 """Ended items that are kept; the first to end goes first. Work in quarantine waits for an operator, and stays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reefknot.core.alerts import (
+from reefknot.core.alert_rules import (
     RULES,
     AlertLimits,
     AlertState,

@@ -47,7 +47,7 @@ from reefknot.steps.python import (
 )
 from reefknot.steps.sql_rows import Access, SqlConnection, SqlSettings, StrongLogin
 from reefknot.stores.opening import store_url
-from reefknot.stores.port.engine import file_of
+from reefknot.stores.port.engines import file_of
 
 LOGIN_S = 5.0
 """The time that a server has to answer about a login when a system starts."""
