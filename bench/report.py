@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from bench.machine import Machine, versions
@@ -37,8 +38,8 @@ HEAD = f"""\
 - On a shared machine the same code differs by 25–60 % between batches; each table says how much it was. Differences
   under 1.3 × mean nothing, in either direction.
 - Ratios carry over to another machine roughly, microseconds not at all.
-- The work measured does nothing. Beside a call over the network, which takes a thousand times longer, all of these
-  costs vanish; they matter where a retrier guards something fast, and on the event loop.
+- The work measured does nothing. A call over the network takes a thousand times longer, and next to it all of
+  these costs vanish; they matter where a retrier guards something fast, and on the event loop.
 - A verdict has no allowance for noise: a figure at its limit can go either way.
 
 ## What the peers do differently
@@ -112,17 +113,21 @@ def section(result: Result, *, date: str, machine: Machine) -> str:
     lines = [
         f"## {result.table.title}",
         "",
-        result.table.about,
+        *_prose(result.table.about),
         "",
         f"| {' | '.join(heading)} |",
         f"| --- |{' ---: |' * (len(heading) - 3)} --- | --- |",
         *(f"| {' | '.join(cells)} |" for cells in body),
         "",
-        *(line for remark in result.remarks for line in (remark, "")),
-        f"Measured {date} with `python -m bench {result.table.name}`: {machine}; {_packages(result.table)}.",
+        *(line for remark in result.remarks for line in (*_prose(remark), "")),
+        *_prose(f"Measured {date} with `python -m bench {result.table.name}`: {machine}; {_packages(result.table)}."),
         _spread(result),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _prose(text: str) -> list[str]:
+    return wrap(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _packages(table: Table) -> str:

@@ -32,7 +32,7 @@ from reefknot.stores.sqlite import SqliteStore
 CALLERS = 64
 RAW = f"raw SQLite, FULL, {CALLERS} at a time"
 OURS = f"reefknot, {CALLERS} callers"
-BUSY = f"reefknot, {CALLERS} callers beside a busy loop"
+BUSY = f"reefknot, {CALLERS} callers, busy loop"
 LONE = "reefknot, one caller"
 GROWN = f"reefknot, {CALLERS} callers, a million keys"
 DISKCACHE = "diskcache, FULL"
@@ -226,7 +226,7 @@ def run(effort: Effort) -> Run:
     share = timings[RAW].middle / timings[OURS].middle
     middle = (
         f"By the middle batch, which no lucky disk decides, {CALLERS} callers reach {share:.0%} of the raw figure and "
-        f"{1 / timings[BUSY].middle:,.0f} a second beside a busy loop."
+        f"{1 / timings[BUSY].middle:,.0f} a second with a busy loop."
     )
     return Run(timings, (f"Claims with their results each second: {rate}.", middle, *missing))
 

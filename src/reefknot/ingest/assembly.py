@@ -76,7 +76,8 @@ async def _stop(orchestrator: IngestionOrchestrator, store: Store, drain: float 
 
     if await unless_away(orchestrator.stop(drain), is_away, AWAY_S) is None:
         held = len(orchestrator.claims())
-        logger().warning("the store is away; jobs of sources that are left to their leases: %d", held)
+        text = "the store does not answer: %d jobs of sources are not returned and wait for the end of their leases"
+        logger().warning(text, held)
         await ended(*orchestrator.abandon())
 
 
@@ -87,7 +88,8 @@ async def _first_syncs(orchestrator: IngestionOrchestrator, sources: list[Config
             try:
                 await orchestrator.request_sync(source.name, trigger="schedule", job_id=f"{source.name}@first")
             except Exception as error:  # the next due time asks again
-                logger().error("the first sync of %s was not submitted (%s)", source.name, error_text(error))
+                text = "the first sync of source %s was not submitted; the next due time submits it (%s)"
+                logger().error(text, source.name, error_text(error))
 
 
 def sync_entries(settings: Settings, orchestrator: IngestionOrchestrator) -> list[ScheduledEntry]:

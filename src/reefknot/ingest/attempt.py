@@ -430,7 +430,7 @@ class JobRunner:
                 entries = self._context.journal.entries(events)
                 return (await self._records.change(name, with_health(change, **more), events=entries)).health
         except Exception as error:
-            logger().error("the health of source %s was not written (%s)", name, error_text(error))
+            logger().error("source %s: its health was not stored (%s)", name, error_text(error))
             return after
 
 

@@ -49,7 +49,8 @@ class _Submission:
         try:
             await self._client.hand_in({**self._fields, "assignment_id": given, "request_id": given})
         except KeyConflictError:  # by a process with another configuration, and a due time is one job
-            logger().warning("%s was submitted with other contents, and stays as it is", printable(given, most=300))
+            text = "schedule: %s was submitted with other contents by another process, and keeps those"
+            logger().warning(text, printable(given, most=300))
 
 
 @asynccontextmanager

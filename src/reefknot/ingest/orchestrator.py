@@ -203,7 +203,8 @@ class IngestionOrchestrator:
         try:
             back = await return_claimed(self._context, self._reports, pools)
         except Exception as error:  # their leases run out
-            logger().error("%s: jobs could not be given back (%s)", self.name, error_text(error))
+            text = "%s: claimed jobs were not returned and wait for the end of their leases (%s)"
+            logger().error(text, self.name, error_text(error))
             back = 0
         for name in held:
             await self._release_probe(name)
@@ -358,7 +359,8 @@ class IngestionOrchestrator:
         try:
             report = await self.runner.attempt(item, self.sources[item.source], trace)
         except Exception as error:  # a defect of ours: the job waits, and the orchestrator goes on
-            logger().error("%s: attempting %s failed inside (%s)", self.name, item.id, error_text(error))
+            text = "%s: internal error in an attempt of %s; the job is put off (%s)"
+            logger().error(text, self.name, item.id, error_text(error))
             due_at = int((self._clock.wall() + IDLE_S) * 1000)
             report = JobReport(Snooze(due_at, f"the orchestrator failed: {error_text(error)}"))
         finally:

@@ -45,7 +45,7 @@ class IngestionSource(Struct, frozen=True):
     page_timeout: float = 120.0
     """Seconds for one page."""
     on_change: bool = False
-    """Whether to sync when the connector tells of changes."""
+    """Whether to sync when the connector reports changes."""
 
 
 class SourceRecord(Struct, frozen=True, omit_defaults=True):

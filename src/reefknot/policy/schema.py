@@ -278,7 +278,7 @@ class Source(TimetableKeys, frozen=True, kw_only=True):
     own: dict[str, Any] = field(default_factory=dict)
     """The connector's own settings, as they are written."""
     connector: str
-    on_change: Annotated[bool, Meta(description="sync when the source tells of changes, where it can be watched")] = (
+    on_change: Annotated[bool, Meta(description="sync when the source reports changes, where it can be watched")] = (
         False
     )
     max_concurrency: Annotated[int, Meta(ge=1, le=1000, description="jobs of this source at the same time")] = 2

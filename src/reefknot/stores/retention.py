@@ -122,7 +122,8 @@ class RetentionJob:
         try:
             self._doubted_until = self._opened_at + NEWEST_WITHIN_S if await self._is_far_ahead() else self._opened_at
         except Exception as error:  # the round reports it too
-            logger().error("the newest record was not found (%s)", printable(str(error), most=300))
+            text = "retention: the newest record was not read, so the clock is not checked yet (%s)"
+            logger().error(text, printable(str(error), most=300))
 
     async def _clock_is_plausible(self) -> bool:
         """Whether the clock can be trusted: one that was wrong at the start is given a day to be noticed."""

@@ -199,9 +199,12 @@ def test_a_long_line_of_prose_is_found_and_tables_code_and_links_are_not(
     assert bool(check_words.text_report(tmp_path)) is found
 
 
-def test_the_text_of_the_repository_is_checked_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_odd_word_is_an_error_of_the_whole_check_and_a_plain_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(check_words, "ROOT", tmp_path)
     write(tmp_path, "# told\n")
+    assert check_words.main() == 1
 
+    write(tmp_path, "# reported\n")
     assert check_words.main() == 0
-    assert check_words.main(["--text"]) == 1

@@ -45,7 +45,7 @@ NOUNS = {
         "Start a worker; list, drain, pause, resume and reload workers.",
     ),
     "router": ("reefknot.console.cli.worker_and_router:router_app", "Start a router; show and reload running routers."),
-    "top": ("reefknot.console.cli.top:app", "Show queues, workers, retries per second and the last ends, live."),
+    "top": ("reefknot.console.cli.top:app", "Show queues, workers, retries per second and finished jobs, live."),
     "dashboard": ("reefknot.console.cli.dashboard:app", "Serve the pages and the HTTP API of a store."),
     "job": ("reefknot.console.cli.job:app", "List, show, cancel and retry jobs."),
     "quarantine": ("reefknot.console.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),

@@ -118,7 +118,7 @@ LONGEST_WAIT_S = 5.0
 )
 def tail(
     *,
-    lines: Annotated[int, arg("Most of the last events to show. Default: 20.", "--lines", "-n")] = 20,
+    lines: Annotated[int, arg("Number of events to show first. Default: 20.", "--lines", "-n")] = 20,
     follow: Annotated[bool, arg("Continue with new events, until interrupted.", "--follow", "-f")] = False,
     for_: Annotated[float | None, arg("Follow for this many seconds, then end.", "--for")] = None,
     only: FilterFlags = FILTER,

@@ -204,8 +204,8 @@ def cancel(
     """
     Cancel jobs wherever they are; their results are then `cancelled`.
 
-    One that is named and has finished is refused (exit code 1). Of many, the number is printed before the first is
-    cancelled; called again, the command goes on with those that are left.
+    A named job that has finished is refused (exit code 1). The number of selected jobs is printed before the first is
+    cancelled; after an interruption, run the command again for the rest.
     """
     if reason is not None:
         say("job cancel --reason is deprecated: it is --because now; elsewhere --reason is a filter")

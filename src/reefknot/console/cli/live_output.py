@@ -46,7 +46,7 @@ FORMATS = {form: form for form in ("auto", "text", "json")}
 class LogFlags:
     """Options of a command that runs for long: which log lines it prints on stderr, and in which form."""
 
-    log_level: Annotated[str, arg("Least level of log lines: debug, info, warning, error. Default: warning.")] = (
+    log_level: Annotated[str, arg("Minimum level of log lines: debug, info, warning, error. Default: warning.")] = (
         "warning"
     )
     log_format: Annotated[

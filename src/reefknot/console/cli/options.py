@@ -109,7 +109,7 @@ COMMON, STORE, OPERATOR, SYSTEM = CommonFlags(), StoreFlags(), OperatorFlags(), 
 Tenant = Annotated[str | None, arg("Tenant of the assignment. Default: none.")]
 ConnectorName = Annotated[str | None, arg("Only this connector, such as imap_mailbox.")]
 Wide = Annotated[bool, arg("Print all columns, however wide the terminal is.")]
-Limit = Annotated[int, arg("Most entries to list. Default: 50.")]
+Limit = Annotated[int, arg("Maximum number of entries. Default: 50.")]
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
 

@@ -187,7 +187,7 @@ def explain(
     """
     Explain whether a failure is retried, why, and when.
 
-    The answer "stop" is an answer: the exit code is 0.
+    The exit code is 0 whether it is retried or not.
     """
     active = active_book(common.config, module)
     question = _question(target, source, flags, request, seed=seed, baseline=baseline)

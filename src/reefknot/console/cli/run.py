@@ -84,7 +84,7 @@ def run(
     results: Annotated[FileName | None, file_arg("Write one ExecResult per line to this new file.")] = None,
     force: Annotated[bool, arg("Replace the file of --results if it exists.")] = False,
     new: Annotated[bool, arg("Run lines without an id again, also those that an earlier run has finished.")] = False,
-    in_flight: Annotated[int, arg(f"Most assignments in flight at once. Default: {IN_FLIGHT}.")] = IN_FLIGHT,
+    in_flight: Annotated[int, arg(f"Maximum number of assignments in flight. Default: {IN_FLIGHT}.")] = IN_FLIGHT,
     all_: Annotated[bool, arg("Also run the other jobs in this store, and end when no job is open.", "--all")] = False,
     log: LogFlags = LOG,
     options: SystemFlags = SYSTEM,

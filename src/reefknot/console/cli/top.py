@@ -31,7 +31,7 @@ def top(
     every: Annotated[float, seconds_arg("Seconds between two views. Default: 1.")] = 1.0,
     options: StoreFlags = STORE,
 ) -> None:
-    """Show queues, workers, retries per second and the last ends, drawn again until q or Ctrl-C."""
+    """Show queues, workers, retries per second and finished jobs, redrawn until q or Ctrl-C."""
     check_every("--every", every)
     address = address_to_read(options)
     wrong = configuration_problems(options, address)

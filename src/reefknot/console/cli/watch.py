@@ -45,7 +45,7 @@ def _seconds(hint: object, tokens: Sequence[Token]) -> float:
         raise CommandError(f"{flag}: {given!r} is not accepted: {_ACCEPTED}, such as {flag} 5") from None
 
 
-Watch = Annotated[float | None, seconds_arg("Draw it again every SECONDS, default: 2. q or Ctrl-C leaves.", "--watch")]
+Watch = Annotated[float | None, seconds_arg("Redraw every SECONDS until q or Ctrl-C. Default: 2.", "--watch")]
 
 _ENTER = "\x1b[?1049h\x1b[?25l"
 _LEAVE = "\x1b[?25h\x1b[?1049l"

@@ -309,7 +309,7 @@ _INGESTION = (
         {"source": "string", "job": "string?", "queued": "boolean", "existing": "boolean", "note": "string?"},
     ),
     _post("/sources/{name}/pause", sources.pause_source, ActionBody, NamedParameters).documented(
-        "Pause a source: none of its jobs begins until it is resumed.",
+        "Pause a source: its jobs do not start until it is resumed.",
         _PAUSED,
     ),
     _post("/sources/{name}/resume", sources.resume_source, ActionBody, NamedParameters).documented(

@@ -406,7 +406,7 @@ def is_under_way(item: WorkItem, now: int) -> bool:
 
 
 async def pause_source(operator: Operator, name: str, *, because: str = "", dry_run: bool = False) -> dict[str, Any]:
-    """Pause a source: none of its jobs begins until it is resumed. Its documents stay."""
+    """Pause a source: its jobs do not start until it is resumed. Its documents stay."""
     return await _set_paused(operator, name, True, because, dry_run=dry_run)
 
 

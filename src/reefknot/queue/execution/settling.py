@@ -201,7 +201,7 @@ class Settling:
         """Let go of the claim, and of its trace if this was the end; what is due again gets its place back."""
         one.pool.settled(one.item.id, one.item.fence)
         if not kept:
-            logger().info("%s: the lease of %s was lost; its report was refused", self._context.name, one.settlement.id)
+            logger().info("%s: lease of %s lost; its result is dropped", self._context.name, one.settlement.id)
             return
         if one.end_trace is not None:
             one.end_trace()

@@ -173,6 +173,6 @@ class Completion:
                 (kept,) = await self._context.work.settle([end.settlement])
         except Exception as error:
             name = printable(end.settlement.id, most=200)
-            logger().error("a result could not be kept: %s: %s", name, error_text(error))
+            logger().error("router: the result of %s was not stored; it is routed again (%s)", name, error_text(error))
             return False
         return kept

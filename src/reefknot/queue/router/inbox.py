@@ -72,12 +72,14 @@ class Inbox:
                 is_done = self._read(delivery)
             except Exception as error:
                 text = error_text(error)
-                logger().error("a message could not be read: %s (%s)", delivery.subject, text)
+                logger().error("router: a message on %s is unreadable and ignored (%s)", delivery.subject, text)
                 continue
             if is_done and delivery.done is not None:
                 await self._tasks.start("a message could not be acknowledged", self._acknowledge, delivery)
             for worker_id, how in self._back.items():
-                await self._tasks.start("asking again failed", self._dispatcher.worker_is_back, worker_id, how)
+                await self._tasks.start(
+                    "a returned worker was not asked", self._dispatcher.worker_is_back, worker_id, how
+                )
             self._back.clear()
             await self._completion.batch.room()
 

@@ -296,7 +296,7 @@ class Router:
             cancels = [command for command in commands if command.name == "cancel"]
             self._obeyed = max([self._obeyed, *(command.sequence for command in commands)])
             run_logged = self._background.run_logged  # at once: the store writes what comes together in one step
-            await asyncio.gather(*(run_logged("a cancellation failed", self._cancel_command, one) for one in cancels))
+            await asyncio.gather(*(run_logged("a job was not cancelled", self._cancel_command, one) for one in cancels))
 
     async def _cancel_command(self, command: Command) -> None:
         cancel = _cancels.decode(command.body)
@@ -434,7 +434,7 @@ class Router:
             now = self._clock.now()
             if now >= check_at:
                 check_at = now + CHECK_S
-                await self._background.run_logged("looking after pending work failed", self.dispatcher.look_after)
+                await self._background.run_logged("pending work was not checked", self.dispatcher.look_after)
             if self.table.waiting:
                 all_waiting = now >= all_at
                 if all_waiting:

@@ -117,7 +117,8 @@ class Closing:
     def _broken(self, item: WorkItem, work: AcceptedWork, error: Exception) -> AttemptReport:
         text = printable(self._context.redactor(f"{type(error).__name__}: {error}"), most=300)
         where = _raised_at(error)
-        logger().error("%s: attempting %s failed inside, %s: %s", self._context.worker_id, item.id, where, text)
+        log, name = logger(), self._context.worker_id
+        log.error("%s: internal error in %s, %s; it goes to quarantine (%s)", name, item.id, where, text)
         return self._set_aside(item, work, WORKER_FAILED)
 
     def _set_aside(self, item: WorkItem, work: AcceptedWork, reason: str) -> AttemptReport:
@@ -274,7 +275,7 @@ class Closing:
             self._foreign[work_id] = pool.name
 
     async def recheck_foreign(self) -> None:
-        """Look again at what was sent here while another worker had it."""
+        """Check assignments again that were sent here while another worker had them."""
         for work_id, name in list(self._foreign.items()):
             await self.answer_duplicate(work_id, self._pools[name])
 

@@ -63,7 +63,7 @@ class LoopWatch:
             except RuntimeError:  # the loop is closed
                 return
             except Exception as error:
-                logger().error("the leases of a blocked event loop could not be renewed (%s)", error_text(error))
+                logger().error("leases of work in a blocked event loop were not renewed (%s)", error_text(error))
 
     def look(self, now: float) -> None:
         """Ask the loop; if it has not answered the last question, report that and hold its work."""

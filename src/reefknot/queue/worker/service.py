@@ -312,9 +312,9 @@ class Worker:
     async def _listen(self, deliveries: AsyncIterator[Delivery]) -> None:
         async for delivery in deliveries:
             if delivery.subject == CANCEL:
-                await self._background.start("a cancellation failed", self._cancel, delivery)
+                await self._background.start("a job was not cancelled", self._cancel, delivery)
             else:
-                await self._background.run_logged("a message could not be read", self._share_throttle, delivery)
+                await self._background.run_logged("a fleet message is unreadable", self._share_throttle, delivery)
 
     async def _cancel(self, delivery: Delivery) -> None:
         await self.closing.cancel(_cancels.decode(delivery.body))
@@ -387,7 +387,7 @@ class Worker:
             if self.leaving.has_more:
                 await self._offer_queued(list(self.pools.values()))
             await run_logged("results of quarantined work could not be sent", self.closing.publish_crashed)
-            await run_logged("foreign work could not be checked", self.closing.recheck_foreign)
+            await run_logged("work of other workers could not be checked", self.closing.recheck_foreign)
 
 
 def _checked(worker_id: str) -> str:

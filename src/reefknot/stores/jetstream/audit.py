@@ -106,7 +106,8 @@ class _Uncopied:
                 return list(events[number + 1 :])
         if found.sequence > events[-1].sequence:  # copied, and more after it
             return []
-        logger().error("event %s of chain %s in %s is not ours", found.sequence, self._chain, self._names.audit)
+        text = "event %s of chain %s in %s was not written by this process; `reefknot audit verify` shows what changed"
+        logger().error(text, found.sequence, self._chain, self._names.audit)
         return list(events)
 
     async def _removed(self) -> int:
@@ -171,13 +172,14 @@ class AuditWriter:
     async def close(self) -> None:
         """Copy the remaining events, for a bounded time, and remove the outbox. Call it after the last batch."""
         if self.services.names and not await self.copied(CLOSING_S if self._connection.is_up else 0.0):
-            logger().warning("%s events are not copied yet; another process will do so", len(self._uncopied))
+            text = "%s events are not in %s yet; another process will copy them"
+            logger().warning(text, len(self._uncopied), self._names.audit)
         await self.services.stop()
         if self._has_outbox and not self._uncopied and self._connection.is_up:
             try:
                 await self._remove_outbox(self.writer, None)
             except (StoreError, RefusedError) as error:
-                logger().info("the outbox was not removed (%s)", error_text(error))
+                logger().info("the empty outbox of this process was not removed (%s)", error_text(error))
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 
@@ -279,7 +281,8 @@ class AuditWriter:
     def _say_waiting(self, tries: int, error: Exception) -> None:
         if tries % 10 == 1:
             text = error_text(error)
-            logger().warning("%s events wait to be copied into %s (%s)", len(self._uncopied), self._names.audit, text)
+            what = "%s events wait to be copied into %s; trying again (%s)"
+            logger().warning(what, len(self._uncopied), self._names.audit, text)
 
     # ---- recovery ----------------------------------------------------------------------------------------------------
 
@@ -303,7 +306,8 @@ class AuditWriter:
                 await asyncio.sleep(2 * GRACE_MS / 1000)
                 await self._recover()
         except (StoreError, RefusedError, TimeoutError) as error:
-            logger().warning("events of other processes cannot be copied (%s)", error_text(error))
+            text = "events of ended processes were not copied into %s; trying again later (%s)"
+            logger().warning(text, self._names.audit, error_text(error))
 
     async def _recover(self) -> int:
         """Check all outboxes; returns how many have uncopied events that are still too young to be copied here."""

@@ -212,7 +212,10 @@ class Commits:
             _fail(changes, self._unavailable("a change was cancelled from outside"))
             raise
         except Exception as error:
-            logger().error("changes were not stored (%s)", error_text(error))
+            text, shown = error_text(error), self._connection.options.shown
+            logger().error(
+                "%s: %d changes were not stored; their callers get the error (%s)", shown, len(changes), text
+            )
             _fail(changes, error)
 
     async def _commit(self, changes: list[Change[Any]]) -> None:
@@ -368,7 +371,8 @@ class Commits:
 
     def _say_waiting(self, number: int, error: Exception) -> None:
         if number % 10 == 1:
-            logger().warning("changes wait for %s (%s)", self._connection.options.shown, error_text(error))
+            shown = self._connection.options.shown
+            logger().warning("changes wait until %s answers; trying again (%s)", shown, error_text(error))
 
     def _check_open(self) -> None:
         if self._closed or self._connection.is_closed:
@@ -393,7 +397,7 @@ def run_apart(options: NatsOptions, work: Callable[[Connection], Awaitable[None]
     try:
         asyncio.run(main())
     except (StoreError, TimeoutError) as error:
-        logger().warning("leases were not changed (%s)", error_text(error))
+        logger().warning("%s: leases were not changed (%s)", options.shown, error_text(error))
 
 
 def _run(change: Change[R], batch: Batch, now: Moment) -> tuple[R | None, Exception | None]:

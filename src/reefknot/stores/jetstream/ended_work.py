@@ -125,9 +125,7 @@ class EndedWork:
 
             await self._look(take)
         except StoreUnavailableError as error:
-            logger().debug(
-                "the ends of work could not be checked (%s); the next check is in a second", error_text(error)
-            )
+            logger().debug("the server was not asked for ended work (%s); asking again in a second", error_text(error))
         finally:
             self._looking = None
 

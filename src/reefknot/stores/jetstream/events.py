@@ -160,7 +160,7 @@ def outbox_events(names: Names, body: bytes) -> list[SealedEvent]:
         events = _events(body if body.startswith(b"[") else zlib.decompress(body))
         found = [(stored_event(one), one) for one in events]
     except (msgspec.DecodeError, zlib.error, ValueError) as error:
-        logger().error("an outbox in %s cannot be read (%s)", names.state, error_text(error))
+        logger().error("an outbox in %s is unreadable; its events are not copied (%s)", names.state, error_text(error))
         return []
     return [SealedEvent(one.sequence, one.hash, subject_of(names, one), _encode(raw)) for one, raw in found]
 

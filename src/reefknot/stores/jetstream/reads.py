@@ -374,7 +374,7 @@ class Feed:
                 start = self._restarted() if self._restarted is not None else None
                 await self._begin(behind(self.position) if start is None else start)
             except (RefusedError, StoreError, UnansweredError) as error:
-                logger().warning("%s cannot be followed (%s); trying again", self._stream, error_text(error))
+                logger().warning("stream %s cannot be followed (%s); trying again", self._stream, error_text(error))
                 self._broken.set()
                 await asyncio.sleep(HEARTBEAT_S)
 

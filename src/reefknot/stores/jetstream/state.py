@@ -185,7 +185,7 @@ class State(Waiters):
                 self._apply_pool(message)
         except msgspec.DecodeError as error:
             text = printable(f"{message.subject} {message.sequence}: {error}", most=300)
-            logger().error("a record of the state stream cannot be read and is ignored (%s)", text)
+            logger().error("a record of the state stream is unreadable and ignored (%s)", text)
         self.wake("arrived")
 
     def _apply_work(self, message: StreamMessage) -> None:

@@ -147,7 +147,7 @@ class JetStreamStore:
                 if number % SWEEP_EVERY == 0 and not self.options.read_only:
                     await sweep_blobs(self.state)
             except (StoreError, ValueError) as error:
-                logger().info("the server's time cannot be read (%s); it is tried again", error_text(error))
+                logger().info("the server's time was not read (%s); trying again", error_text(error))
 
     @property
     def failure(self) -> ReefknotError | None:

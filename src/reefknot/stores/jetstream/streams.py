@@ -234,7 +234,8 @@ async def _add_subjects(connection: Connection, found: StreamInfo, wanted: dict[
             await connection.api(f"STREAM.UPDATE.{wanted['name']}", config, timeout=10.0), type=StreamInfo
         )
     except (RefusedError, StorePermissionError) as error:
-        logger().warning("the stream %s cannot be brought up to date (%s)", wanted["name"], error_text(error))
+        text = "the settings of stream %s were not updated; it is used as it is (%s)"
+        logger().warning(text, wanted["name"], error_text(error))
         return found
 
 

@@ -130,7 +130,9 @@ class _Subscriber:
         if waiting >= MOST_UNREAD or (waiting >= 0 and self._bytes + len(delivery.body) > MOST_UNREAD_BYTES):
             if not self._is_flooded:
                 subject = printable(delivery.subject, most=100)
-                logger().error("messages to %s are dropped, because %d wait unread", subject, self.unread.qsize())
+                logger().error(
+                    "messages to %s are dropped: %d wait unread in this process", subject, self.unread.qsize()
+                )
             self._is_flooded = True
             return
         self._bytes += len(delivery.body)
@@ -299,7 +301,8 @@ class JetStreamTransport:
                 body, headers = found.body, found.headers
             shown = _shown(headers)
         except (ValueError, msgspec.MsgspecError) as error:
-            logger().warning("a message to %s is unreadable (%s)", printable(subject, most=100), error_text(error))
+            where = printable(subject, most=100)
+            logger().warning("a message to %s is unreadable and dropped (%s)", where, error_text(error))
             return
         mark = headers.get(MARK)
         taken = None if mark is None else partial(self._listeners.answer, mark, self._line_name(subscriber))
@@ -334,7 +337,8 @@ class JetStreamTransport:
         try:
             await self._listeners.open()
         except Exception as error:
-            logger().warning("messages are sent without back-pressure (%s)", error_text(error))
+            text = "the listeners on NATS are unknown, so messages are sent without back-pressure (%s)"
+            logger().warning(text, error_text(error))
             return
         self._services.keep("listeners", self._listeners.run)
         await self._round_trip()
@@ -361,7 +365,7 @@ class JetStreamTransport:
         try:
             await self._connection.round_trip()
         except Exception as error:  # the subscription is there when the connection is back
-            logger().info("a subscription is not confirmed (%s)", error_text(error))
+            logger().info("a subscription on NATS is not confirmed; it holds after a reconnect (%s)", error_text(error))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name="messages on NATS")

@@ -126,7 +126,7 @@ class Direct(asyncio.Queue["Msg"]):
                 await answer
         except Exception as error:  # it would end the connection
             subject = printable(message.subject, most=100)
-            logger().error("a message to %s could not be handled and is dropped (%s)", subject, error_text(error))
+            logger().error("a message to %s failed in its handler and is dropped (%s)", subject, error_text(error))
 
 
 def hear_directly(client: Client) -> None:

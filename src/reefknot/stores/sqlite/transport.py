@@ -78,7 +78,7 @@ class Outgoing:
         if error is not None:
             subject = printable(message[1], most=100)
             logger().error(
-                "a message was dropped, because it could not be written (to %s: %s)", subject, error_text(error)
+                "message to %s dropped: it could not be written to the store (%s)", subject, error_text(error)
             )
             self._failed(name)
         elif future.cancelled() or not future.result():
@@ -108,7 +108,7 @@ class Outgoing:
                 for name, _ in again[at:]:
                     self._failed(name)
                 logger().error(
-                    "%d messages were dropped, because they could not be written (%s)",
+                    "%d messages dropped: they could not be written to the store (%s)",
                     len(again) - at,
                     error_text(error),
                 )
@@ -277,7 +277,8 @@ class SqliteTransport:
                         self._announce_at = loop.time() + SEEN_EVERY_S
                         self._announce()
                 except Exception as error:
-                    logger().error("messages from other processes cannot be read (%s)", error_text(error))
+                    text = "messages from other processes cannot be read from the store; trying again (%s)"
+                    logger().error(text, error_text(error))
                     more = False
                     await asyncio.sleep(AGAIN_S)
                 if not more:

@@ -104,12 +104,12 @@ def add(
     every: Annotated[str | None, arg("Interval between two syncs: 90s, 15m, 2h, 7d.")] = None,
     cron: Annotated[str | None, arg("Times of syncs as a cron expression, such as '0 7 * * 1-5'.")] = None,
     time_zone: Annotated[str | None, arg("Time zone of --cron. Default: UTC.")] = None,
-    on_change: Annotated[bool, arg("Sync when the source tells of changes, where it can be watched.")] = False,
+    on_change: Annotated[bool, arg("Sync when the source reports changes, where it can be watched.")] = False,
     module: ConnectorModules = None,
     dry_run: Annotated[bool, arg("Show what would be written, and write nothing.")] = False,
     common: CommonFlags = COMMON,
 ) -> None:
-    """Add a source to the configuration file. The rest of the file stays as it is; a mistake leaves all of it so."""
+    """Add a source to the configuration file and keep the rest of the file. After a mistake nothing is written."""
     from reefknot.console.cli.ingestion.source_add import check_name, extended, own_settings, replace_file
 
     check_name(name)
@@ -155,7 +155,7 @@ def show_source(
     name: Name,
     /,
     *,
-    limit: Annotated[int, arg("Most documents with a problem to list. Default: 20.")] = 20,
+    limit: Annotated[int, arg("Maximum number of documents with a problem. Default: 20.")] = 20,
     options: StoreFlags = STORE,
 ) -> None:
     """Show a source: settings, state, and the documents that could be read only in part. Secrets are hidden."""
@@ -172,9 +172,9 @@ def try_sources(
     common: CommonFlags = COMMON,
 ) -> int:
     """
-    Connect to sources, read nothing of them, and tell what was found. Exits with 0 when none of them fails.
+    Connect to sources without reading documents, and report the results. Exits with 0 when no source fails.
 
-    A connector of one's own without a method `test` is made of its settings, and the source is NOT TESTED.
+    For a connector without a `test` method only the settings are checked, and its source is NOT TESTED.
     """
     from reefknot.ingest.configured_sources import sources_of
 
@@ -369,7 +369,7 @@ async def _is_busy(orchestrator: IngestionOrchestrator, name: str, sync: WorkIte
 
 @app.command(help_epilogue=examples("source pause mail --because 'the server moves'"))
 def pause(name: Name, /, *, because: Because = "", options: OperatorFlags = OPERATOR) -> None:
-    """Pause a source: none of its jobs begins until it is resumed. Its documents stay."""
+    """Pause a source: its jobs do not start until it is resumed. Its documents stay."""
     _set_paused(operations.pause_source, name, because, options)
 
 
@@ -416,9 +416,9 @@ def forget(name: Name, /, *, because: Because, options: OperatorFlags = OPERATOR
     )
 )
 def search(
-    *words: Annotated[str, arg('Words that must all be there; "quoted words" stand together, wor* begins so.')],
+    *words: Annotated[str, arg('Words that must all occur; "quoted words" as a phrase, wor* as a prefix.')],
     source: Annotated[str | None, arg("Only documents of this source.")] = None,
-    limit: Annotated[int, arg("Most documents to list. Default: 20.")] = 20,
+    limit: Annotated[int, arg("Maximum number of documents. Default: 20.")] = 20,
     options: StoreFlags = STORE,
 ) -> int:
     """
@@ -467,7 +467,7 @@ def export(
     output: Annotated[FileName | None, file_arg("File to write, complete or not at all. Default: stdout.")] = None,
     options: StoreFlags = STORE,
 ) -> None:
-    """Export documents with their text as lines of JSON, one for each document. --json changes nothing."""
+    """Export documents with their text as lines of JSON, one for each document, with or without --json."""
     from reefknot.runtime.files import output_file
 
     operator = address_of(options, looks=True).operator(None)
