@@ -140,9 +140,7 @@ async def test_the_time_of_a_look_is_written_twice_a_minute_at_most_and_at_the_e
     assert (await watching.stored_alerts(store))[0].looked_at == one.looked_at
 
 
-async def test_a_webhook_is_one_job_for_each_change_whichever_system_submits_it(
-    ages: Ages, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_change_is_one_job_for_the_webhook_of_systems(ages: Ages, monkeypatch: pytest.MonkeyPatch) -> None:
     """One system dies after submitting, before it is noted; another one submits the same job."""
     clock = SystemClock()
     store = MemoryStore(clock)
@@ -171,9 +169,7 @@ async def test_a_webhook_is_one_job_for_each_change_whichever_system_submits_it(
     assert first["payload"]["body"]["since"] == second["payload"]["body"]["since"]
 
 
-async def test_a_webhook_is_submitted_within_the_configured_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_webhook_keeps_to_the_configured_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reefknot.yaml").write_text("router: {max_queue_size: 7}\nalerts: {webhook: 'https://example.org/'}\n")
     bounds: list[int] = []
 

@@ -65,9 +65,7 @@ async def test_a_worker_that_was_paused_takes_nothing_until_it_is_resumed(settin
             assert {pool.paused for pool in worker.pools.values()} == {takes_nothing}
 
 
-async def test_a_router_and_a_worker_in_two_systems_over_one_file_do_the_work_of_one(
-    tmp_path: Any, settings: Settings
-) -> None:
+async def test_router_and_worker_in_two_systems_over_a_file_work_as_one(tmp_path: Any, settings: Settings) -> None:
     """As two processes would: neither shares anything with the other but the file."""
     (tmp_path / "a.txt").write_text("ahoy")
     url = f"sqlite:{tmp_path / 'state.db'}"

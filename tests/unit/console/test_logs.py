@@ -93,9 +93,7 @@ def test_a_secret_is_hidden_in_messages_fields_names_and_tracebacks(form: loggin
 
 @pytest.mark.parametrize("is_terminal", [True, False])
 @pytest.mark.parametrize("form", ["auto", "text", "json"])
-def test_lines_are_text_on_a_terminal_and_json_elsewhere_unless_said(
-    form: str, is_terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_text_on_a_terminal_alone(form: str, is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = Terminal(is_terminal=is_terminal)
     monkeypatch.setattr(sys, "stderr", stderr)
     with LogFlags(log_format=form).applied():

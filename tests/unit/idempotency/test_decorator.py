@@ -245,9 +245,7 @@ def test_two_functions_in_two_files_do_not_share_their_records(monkeypatch: pyte
         decorate(elsewhere)
 
 
-async def test_events_that_cannot_be_kept_now_are_kept_with_those_of_a_later_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_events_that_cannot_be_kept_are_kept_with_those_of_a_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
     @rk.idempotent(key=lambda: "k")
     async def work() -> int:
         return 1
@@ -295,9 +293,7 @@ async def test_secrets_are_redacted_in_events_and_not_in_keys_or_results(url: st
 
 
 @pytest.mark.parametrize("setting", ["fail_open", "fail_closed", None])
-async def test_on_audit_failure_decides_what_a_failing_log_means(
-    setting: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_on_audit_failure_rules_a_failing_log(setting: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     charged: list[str] = []
 
     @rk.idempotent(key=lambda key: key, on_audit_failure=setting, name=f"charge.{setting}")

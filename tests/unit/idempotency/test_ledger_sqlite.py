@@ -288,9 +288,7 @@ def test_a_result_comes_back_as_json_or_as_its_type_to_the_first_caller_too(conn
         ("x" * claims.LARGEST_RESULT, errors.ResultTooLargeError),
     ],
 )
-def test_a_result_that_cannot_be_recorded_undoes_the_effect(
-    conn: Any, path: str, value: object, error: type[Exception]
-) -> None:
+def test_an_unkept_result_undoes_the_effect(conn: Any, path: str, value: object, error: type[Exception]) -> None:
     with pytest.raises(error):
         write_and_answer(conn, value)
     assert effects(path) == 0
@@ -419,9 +417,7 @@ def no_database(connect: Connect) -> Connect:
     ],
     indirect=["conn"],
 )
-def test_a_file_or_a_table_that_cannot_hold_a_ledger_is_named(
-    conn: Any, table: str, error: type[Exception], says: str | None
-) -> None:
+def test_what_cannot_hold_a_ledger_is_named(conn: Any, table: str, error: type[Exception], says: str | None) -> None:
     with pytest.raises(error, match=says):
         enter(ledger(conn, table=table).once("a"))
     assert not conn.in_transaction
@@ -457,9 +453,7 @@ def test_a_busy_handler_of_the_callers_own_is_left_in_place(path: str) -> None:
 
 @pytest.mark.parametrize("connect", BEGINS_BY_ITSELF.values(), ids=BEGINS_BY_ITSELF.keys())
 @pytest.mark.parametrize("first_ends", ["well", "badly"])
-async def test_a_second_task_waits_for_the_first_without_blocking_the_loop(
-    connect: Connect, path: str, first_ends: str
-) -> None:
+async def test_a_second_task_waits_for_the_first_beside_the_loop(connect: Connect, path: str, first_ends: str) -> None:
     """Both live in one loop: a driver that waited inside of its call would never let the first one end."""
     one, two = connect(path), connect(path)
     block = ledger(one).once("a")

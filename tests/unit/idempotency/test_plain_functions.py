@@ -209,9 +209,7 @@ def step(inputs, context):
 
 
 @pytest.mark.real_time
-async def test_a_plain_step_of_a_worker_reaches_the_store_of_its_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_plain_step_reaches_the_store_of_its_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plain_steps.py").write_text(STEPS)
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = load_settings(None, environ={}, cwd=tmp_path)

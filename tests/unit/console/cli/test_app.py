@@ -70,9 +70,7 @@ def test_the_numbers_are_those_of_the_documents_and_every_command_is_found() -> 
     assert len(COMMANDS) == 1 + 22 + 64
 
 
-def test_a_bug_is_an_internal_error_with_a_traceback_an_interrupt_is_130_and_odd_bytes_are_escapes(
-    rk: Commands,
-) -> None:
+def test_a_bug_is_an_internal_error_with_a_traceback_an_interrupt_130_and_odd_bytes_are_escapes(rk: Commands) -> None:
     odd = rk("policy", "show", b"connector:\xff\xfe".decode("utf-8", "surrogateescape"))
     assert (odd.code, "\\udcff" in odd.err) == (2, True)
 

@@ -75,17 +75,13 @@ def file(tmp_path: Path) -> Path:
         ({"correlation": {"trace": "p"}}, "correlation.trace: unknown field"),
     ],
 )
-def test_a_field_that_no_assignment_has_is_refused_with_the_one_that_may_be_meant(
-    file: Path, written: dict[str, Any], expected: str
-) -> None:
+def test_an_unknown_field_is_refused_with_the_nearest_name(file: Path, written: dict[str, Any], expected: str) -> None:
     (mistake,) = told(file, json.dumps({"job": {"type": "t"}} | written))
     assert mistake.startswith("1: ")
     assert expected in mistake
 
 
-def test_the_wire_ignores_the_same_field_and_so_would_a_file_that_is_read_like_it(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_read_like_the_wire_would_ignore_that_field(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: what became of a misspelt id before."""
 
     def as_on_the_wire(value: dict[str, Any], assignment_id: str, request_id: str) -> ExecAssignment | InvalidMessage:
@@ -139,9 +135,7 @@ def text_of(*names: str) -> str:
         ('{\n "job": {"type": "t"},\n "options": {\n', ["1: not JSON: …"]),
     ],
 )
-def test_each_mistake_is_named_with_its_own_line_and_its_path(
-    content: bytes | str, expected: list[str], tmp_path: Path
-) -> None:
+def test_each_mistake_is_named_with_line_and_path(content: bytes | str, expected: list[str], tmp_path: Path) -> None:
     """An end of three dots stands for the rest of a sentence."""
     found = told(tmp_path / "work.jsonl", content)
     begun = [want.removesuffix("…") for want in expected]
@@ -158,9 +152,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_run_and_submit_name_an_unknown_field_whatever_its_name_and_show_no_secret_and_do_the_rest(
-    folder: Path,
-) -> None:
+def test_run_and_submit_name_an_unknown_field_whatever_its_name_show_no_secret_and_do_the_rest(folder: Path) -> None:
     """Ignored, a misspelt id would be a random one, and the work would be done again by every run."""
     twice = '{"job": {"type": "t", "payload": {"token": "hunter2", "token": "hunter3"}}}'
     lines = [json.dumps({"password": "hunter2"}), twice, json.dumps({"password=hunter2": 1, "xyzzy-4711": 1})]

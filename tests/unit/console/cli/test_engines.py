@@ -92,13 +92,11 @@ def test_the_configuration_accepts_its_addresses_and_refuses_others_with_its_rea
     assert "a stub has a name; accepted: sqlite:PATH, nats://HOST:PORT, memory: or stub://NAME" in ended.err
 
 
-def test_a_command_on_files_refuses_it_in_its_own_words_and_without_a_row_in_the_table_all_do(
-    rk: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_on_files_refuses_it_in_its_own_words_and_without_a_row_in_the_table_all_do(rk: Commands) -> None:
     """The second is the control."""
     ended = rk("store", "compact", "--engine", "stub://here")
     assert (ended.code, "stub://here is a stub and has no file" in ended.err) == (2, True)
-    monkeypatch.delitem(engines.ENGINES, "stub")
+    rk.environment.delitem(engines.ENGINES, "stub")
     assert "accepted" in rk("doctor", "--engine", "stub://here").err
     with pytest.raises(errors.ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
         engines.engine_of("stub://here")

@@ -31,17 +31,13 @@ def python(program: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ],
     ids=["version", "an answer from the built-in book"],
 )
-def test_a_command_loads_nothing_that_it_does_not_need(
-    tmp_path: Path, words: list[str], unneeded: tuple[str, ...]
-) -> None:
+def test_a_command_loads_only_what_it_needs(tmp_path: Path, words: list[str], unneeded: tuple[str, ...]) -> None:
     found = f"[name for name in sys.modules if name.startswith({unneeded})]"
     assert python(f"main({words}); print({found}, file=sys.stderr)", tmp_path).stderr == "[]\n"
 
 
 @pytest.mark.parametrize(("words", "loaded"), [("job list", False), ("quarantine list", True)])
-def test_who_only_looks_at_jobs_does_not_load_what_checks_a_configuration(
-    tmp_path: Path, words: str, loaded: bool
-) -> None:
+def test_a_look_at_jobs_does_not_load_what_checks_a_configuration(tmp_path: Path, words: str, loaded: bool) -> None:
     """The second one is the control."""
     in_store(tmp_path / "state.db", lambda store: store.audit.append([entry(attempt(1))]))
     (tmp_path / "reefknot.yaml").write_text("engine: sqlite:state.db\n")

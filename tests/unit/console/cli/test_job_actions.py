@@ -90,9 +90,7 @@ NO_FILE = "accepted: a file with the payload as JSON"
         ("x" * 9_000_000, "longer than"),
     ],
 )
-def test_a_payload_that_cannot_be_one_is_refused_and_nothing_is_changed(
-    rk: Commands, store: Path, text: str, said: str
-) -> None:
+def test_what_is_no_payload_is_refused_and_nothing_is_changed(rk: Commands, store: Path, text: str, said: str) -> None:
     ended = rk("quarantine", "requeue", "order", "--payload", edited(rk, text))
     assert (ended.code, said in ended.err) == (2, True), ended.err
     assert work_items.item(store, "order").state.value == "quarantined"

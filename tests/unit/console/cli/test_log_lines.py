@@ -35,9 +35,7 @@ def logged(capsys: pytest.CaptureFixture[str], flags: LogFlags, *, feed: bool = 
         ("error", ["at error"]),
     ],
 )
-def test_lines_from_a_level_on_are_printed_and_audited_events_always(
-    level: str, kept: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_below_a_level_are_not_printed(level: str, kept: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     lines = logged(capsys, LogFlags(log_level=level, log_format="text"))
 
     assert (lines.pop(), [line.split(": ", 1)[1] for line in lines]) == ("a message", [*kept, "audited"])
@@ -59,9 +57,7 @@ def test_beside_a_live_feed_attempts_are_not_logged_as_text(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("words", [("up",), ("worker", "start"), ("router", "start"), ("dashboard",)], ids=" ".join)
-def test_without_a_terminal_everything_that_a_service_says_is_a_line_of_json(
-    rk: Commands, words: tuple[str, ...]
-) -> None:
+def test_without_a_terminal_all_that_a_service_says_is_lines_of_json(rk: Commands, words: tuple[str, ...]) -> None:
     rk.environment.delenv("REEFKNOT_LOG_FORMAT")
     rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", "0")
     assert rk("submit", "--type", "fs.blob_get", "--id", "one").code == 0
@@ -73,9 +69,7 @@ def test_without_a_terminal_everything_that_a_service_says_is_a_line_of_json(
     assert ended.err
 
 
-def test_the_traceback_of_a_step_is_a_field_of_its_line_beside_the_decision_and_the_feed_is_for_terminals(
-    rk: Commands,
-) -> None:
+def test_the_traceback_of_a_step_is_a_field_of_its_line_and_the_feed_is_for_terminals(rk: Commands) -> None:
     rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
     rk.write(
         "import reefknot as rk\n\n@rk.block('own.bug')\nasync def bug(inputs, context):\n    return {}['x']\n",

@@ -115,9 +115,7 @@ def test_the_gate_is_shown_and_does_not_change_the_answer_nor_does_the_spelling_
         ("connector:imap_mailbox --failure-type transient", "{enabled: true}", False),
     ],
 )
-def test_a_retry_that_a_worker_may_throttle_is_told_with_it(
-    rk: Commands, words: str, settings: str, throttled: bool
-) -> None:
+def test_a_retry_that_a_worker_may_throttle_says_so(rk: Commands, words: str, settings: str, throttled: bool) -> None:
     rk.write(f"worker: {{retries: {{v2: {settings}}}}}\n")
     ended = rk("policy", "explain", *words.split())
     assert (ended.code, "worker.retries.v2.throttle" in ended.out) == (0, throttled), ended.out
@@ -203,9 +201,7 @@ def test_what_a_source_sets_for_all_failures_beats_what_its_connector_sets_for_s
         assert in_force["value"] == policies[kind][field]["value"], "`show` and `explain` agree"
 
 
-def test_an_exception_that_cannot_be_looked_up_is_named_and_one_of_ones_own_steps_is_found_in_their_module(
-    rk: Commands,
-) -> None:
+def test_an_exception_that_is_not_found_is_named_and_one_of_own_steps_is_found_in_their_module(rk: Commands) -> None:
     unknown = rk("policy", "explain", "block:http", "--exception", "my_client.Broken")
     assert unknown.err.startswith("my_client.Broken is taken by its name alone")
     for known in ("httpx.ReadTimeout", "ValueError", "requests.Timeout", "SystemExit", "CancelledError"):

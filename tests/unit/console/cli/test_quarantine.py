@@ -35,9 +35,7 @@ def test_a_list_narrows_by_type_and_reason(rk: Commands, store: Path) -> None:
         assert "hunter2" not in rk("quarantine", "show", "a", *form).out
 
 
-def test_requeued_work_is_pending_again_discarded_work_has_its_reason_and_purged_work_is_gone(
-    rk: Commands, store: Path
-) -> None:
+def test_requeued_work_is_pending_again_discarded_has_its_reason_and_purged_is_gone(rk: Commands, store: Path) -> None:
     work_items.quarantined(store, "c")
     ended = rk("quarantine", "requeue", "a", "nope", "--as", "ann", "--json")
     assert (ended.code, ended.json["requeued"], ended.json["missing"]) == (1, ["a"], ["nope"])
@@ -102,10 +100,8 @@ def test_control_without_a_requeue_the_old_result_stays(rk: Commands) -> None:
     assert "had finished in an earlier run" in ended.err
 
 
-def test_a_bulk_action_goes_in_pages_and_tells_every_id_of_a_dry_run_and_of_the_change(
-    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk, "CHUNK", 2)
+def test_a_bulk_action_goes_in_pages_and_names_every_id_of_a_dry_run_and_a_change(rk: Commands, store: Path) -> None:
+    rk.environment.setattr(bulk, "CHUNK", 2)
     asked: list[int] = []
     find = SqliteQuarantine.find
 
@@ -113,7 +109,7 @@ def test_a_bulk_action_goes_in_pages_and_tells_every_id_of_a_dry_run_and_of_the_
         asked.append(limit)
         return await find(self, *given, limit=limit, **options)
 
-    monkeypatch.setattr(SqliteQuarantine, "find", counted)
+    rk.environment.setattr(SqliteQuarantine, "find", counted)
     names = ["a", "b", "c", "d\u200be", "f"]
     for name in names[2:]:
         work_items.quarantined(store, name)
@@ -124,10 +120,8 @@ def test_a_bulk_action_goes_in_pages_and_tells_every_id_of_a_dry_run_and_of_the_
     assert set(asked) == {2}
 
 
-def test_a_dry_run_for_people_reads_no_more_than_it_shows(
-    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk, "MOST_SHOWN", 1)
+def test_a_dry_run_for_people_reads_no_more_than_it_shows(rk: Commands, store: Path) -> None:
+    rk.environment.setattr(bulk, "MOST_SHOWN", 1)
     ended = rk("quarantine", "purge", "--all", "--dry-run")
     assert ended.out == "a would be purged\n… and 1 more\n"
     assert "2 would be purged: 1 fs.blob_get, 1 other.type" in ended.err
@@ -187,10 +181,8 @@ def test_a_requeued_job_of_a_source_that_is_not_configured_is_said_to_wait(rk: C
     assert ("reefknot job cancel 'import~2'" in edited.err, PICKED_UP in edited.err) == (True, False)
 
 
-def test_a_filter_counts_the_jobs_that_wait_and_the_others_are_picked_up(
-    rk: Commands, of_sources: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk, "CHUNK", 1)
+def test_a_filter_counts_the_jobs_that_wait_and_the_others_are_picked_up(rk: Commands, of_sources: Path) -> None:
+    rk.environment.setattr(bulk, "CHUNK", 1)
     dry = rk("quarantine", "requeue", "--all", "--dry-run")
     assert "3 jobs would wait for gone, lost (not configured here" in dry.err
     assert PICKED_UP not in dry.err

@@ -103,9 +103,7 @@ def test_the_same_ids_again_are_answered_from_the_record_and_another_job_under_o
     assert "work.jsonl:2: assignment_id: id 'two' was used with another job (fingerprint " in ended.err
 
 
-def test_a_file_without_ids_is_the_same_work_when_it_is_run_again_unless_it_is_new_or_has_another_content(
-    rk: Commands,
-) -> None:
+def test_a_file_without_ids_is_the_same_work_again_unless_it_is_new_or_has_another_content(rk: Commands) -> None:
     prepared(rk)
 
     def ids(file: str, *words: str) -> set[str]:
@@ -140,9 +138,9 @@ def test_ids_that_failed_in_an_earlier_run_are_told_with_the_command_that_runs_t
     assert rk("run", file).code == 0
 
 
-def test_no_more_ids_are_kept_than_are_compared(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_ids_are_kept_than_are_compared(rk: Commands) -> None:
     """A repetition that is too far away is answered from the record; another job under the id is refused by it."""
-    monkeypatch.setattr(reading, "MOST_IDS", 3)
+    rk.environment.setattr(reading, "MOST_IDS", 3)
     prepared(rk)
     named = [get("a.txt", name) for name in "abcdec"]
     found = rk("run", lines(rk, *named, named[0]), "--json", "--in-flight", "1")
@@ -161,9 +159,7 @@ async def largest_memory(path: Path) -> int:
 
 
 @pytest.mark.real_time
-async def test_reading_takes_no_more_memory_however_many_ids_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reading_many_ids_takes_no_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "ids.jsonl"
     file.write_text("".join(f'{{"assignment_id": "{n}", "job": {{"type": "a"}}}}\n' for n in range(8_000)))
     monkeypatch.setattr(reading, "MOST_IDS", 100)
@@ -209,9 +205,7 @@ def test_results_never_replace_the_input_whatever_name_it_has(rk: Commands, name
     assert file.read_bytes() == before
 
 
-def test_an_existing_results_file_is_replaced_with_force_alone_and_not_by_a_run_that_breaks_off(
-    rk: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_existing_results_file_is_replaced_with_force_alone_and_not_by_a_run_that_breaks_off(rk: Commands) -> None:
     prepared(rk)
     file, out = lines(rk, get("a.txt")), rk.folder / "out.jsonl"
     out.write_text("precious\n")
@@ -223,7 +217,7 @@ def test_an_existing_results_file_is_replaced_with_force_alone_and_not_by_a_run_
     async def broken(*_: object) -> None:
         raise OSError("the disk is gone")
 
-    with monkeypatch.context() as patched:
+    with rk.environment.context() as patched:
         patched.setattr(BatchRun, "run", broken)
         assert rk("run", file, "--results", "out.jsonl", "--force").code == 1
     assert out.read_text() == "precious\n"
@@ -236,9 +230,7 @@ def test_an_existing_results_file_is_replaced_with_force_alone_and_not_by_a_run_
 
 
 @pytest.mark.parametrize("names", [("ok", "route/ok"), ("route/ok", "ok")])
-def test_an_id_that_reads_like_another_ones_submission_is_an_id_like_any_other(
-    rk: Commands, names: tuple[str, str]
-) -> None:
+def test_an_id_that_reads_like_a_submission_of_another_is_like_any_other(rk: Commands, names: tuple[str, str]) -> None:
     prepared(rk, size=1)
     file = lines(rk, *(get("a.txt", name) for name in names))
     assert summary(rk, file, code=0)["succeeded"] == 2

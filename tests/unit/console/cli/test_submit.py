@@ -46,9 +46,9 @@ def test_a_header_that_no_request_can_carry_is_refused_and_nothing_is_kept(rk: C
     assert [one["id"] for one in rk("job", "list", "--json").json["jobs"]] == ["flags-0"]
 
 
-def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands) -> None:
     prepared(rk, size=1)
-    monkeypatch.setattr(submit, "GIVE_UP_S", 0.0)
+    rk.environment.setattr(submit, "GIVE_UP_S", 0.0)
     ended = rk("submit", lines(rk, get("a.txt", "one"), get("a.txt", "two")))
 
     assert (ended.code, "queue is full: 1 of 1" in ended.err) == (75, True)
@@ -65,7 +65,7 @@ def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands, monkeypatch: 
     ids=["full", "interrupted"],
 )
 def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
-    rk: Commands, monkeypatch: pytest.MonkeyPatch, failure: BaseException, code: int, told: str
+    rk: Commands, failure: BaseException, code: int, told: str
 ) -> None:
     prepared(rk)
     hand_in = Client.hand_in
@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
             raise failure
         return await hand_in(self, assignment, **more)
 
-    monkeypatch.setattr(Client, "hand_in", until_two)
+    rk.environment.setattr(Client, "hand_in", until_two)
     file = lines(rk, get("a.txt", "one"), get("a.txt", "two"), get("a.txt", "three"))
     plain, as_json = rk("submit", file), rk("submit", file, "--json", "--engine", "sqlite:other.db")
     for ended in (plain, as_json):
@@ -92,9 +92,7 @@ def test_a_file_whose_name_looks_like_an_option_is_named_with_its_folder(rk: Com
     assert rk("submit", "./--typ", "--json").json["handed_in"] == ["one"]
 
 
-def test_a_bad_line_and_an_id_that_was_used_for_another_job_are_mistakes_and_the_rest_is_submitted(
-    rk: Commands,
-) -> None:
+def test_a_bad_line_and_an_id_of_another_job_are_mistakes_and_the_rest_is_submitted(rk: Commands) -> None:
     prepared(rk)
     ended = rk("submit", lines(rk, get("a.txt", "one"), "not json", get("a.txt", "two")), "--json")
     assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["one", "two"], 1)

@@ -146,9 +146,7 @@ def test_a_store_that_a_flag_names_and_that_is_not_there_is_69(rk: Commands, wor
     assert not list(rk.folder.glob("*.db"))
 
 
-def test_a_damaged_record_is_named_with_the_way_out_and_counting_goes_on_over_it(
-    rk: Commands, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_record_is_named_with_a_way_out_and_replaced(rk: Commands, caplog: pytest.LogCaptureFixture) -> None:
     record({"times": 5}, {"connector": "local_files"})
     damage("imap_mailbox")
     ended = rk("telemetry", "show")
@@ -221,9 +219,7 @@ def test_for_people_each_proposal_has_its_reason_its_effect_and_the_yaml(rk: Com
     assert "Nothing was changed." in ended.err
 
 
-def test_with_few_jobs_it_says_how_many_are_missing_and_a_connector_that_no_file_can_name_gets_no_yaml(
-    rk: Commands,
-) -> None:
+def test_missing_jobs_are_counted_and_a_connector_that_no_file_can_name_gets_no_yaml(rk: Commands) -> None:
     record({"times": 7})
     ended = rk("policy", "tune")
     assert "policy: not enough data: 7 of 50 jobs" in ended.out

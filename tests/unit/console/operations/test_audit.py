@@ -132,9 +132,7 @@ FILTERS: list[tuple[dict[str, Any], list[int]]] = [
 ]
 
 
-def test_a_search_finds_every_chosen_event_once_newest_first_and_goes_on_from_its_cursor(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_finds_each_event_once_newest_first_by_its_cursor(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page may look at five events at most; nothing is left out where it ends without any."""
     for given, found in FILTERS:
         for limit in (1, 3, 50):
@@ -249,9 +247,7 @@ def test_a_whole_log_is_verified_and_replayed_as_on_the_command_line(
     ],
     ids=["edited", "removed", "filed", "of no trace", "of a correlation", "cut off", "edited before the newest"],
 )
-def test_the_newest_events_are_verified_and_the_answer_says_which(
-    path: Path, statement: str, number: int | None, problem: str
-) -> None:
+def test_only_the_newest_events_are_verified(path: Path, statement: str, number: int | None, problem: str) -> None:
     """The last case is the control: an older event is not covered, and the answer does not say that it is."""
     change(path, statement)
     found = asked(path, lambda operator: verify_events(operator, most=10))

@@ -65,9 +65,7 @@ def examined(folder: Path, settings: Settings | None = None, work: Work | None =
 # ---- interpreter and extras ------------------------------------------------------------------------------------------
 
 
-def test_the_extras_are_those_of_the_package_and_one_that_is_missing_is_a_warning_when_it_is_needed(
-    tmp_path: Path,
-) -> None:
+def test_the_extras_are_the_packages_and_a_missing_one_is_a_warning_when_it_is_needed(tmp_path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(EXTRAS) == set(project["optional-dependencies"]) - {"all", "dev", "bench"}
     assert (extras_finding(None).level, "not installed" in extras_finding(None).text) == ("ok", False)
@@ -135,9 +133,7 @@ TLS = {"tls_certificate": "a", "tls_key": "b"}
         ({"host": "ops.example.org", **TLS}, "reader_token are missing"),
     ],
 )
-def test_a_dashboard_for_other_hosts_without_tls_or_token_is_a_problem(
-    tmp_path: Path, section: dict[str, Any], lacks: str
-) -> None:
+def test_a_public_dashboard_without_tls_or_token_is_wrong(tmp_path: Path, section: dict[str, Any], lacks: str) -> None:
     settings = written(tmp_path, "")
     configuration = msgspec.structs.replace(settings.configuration, dashboard=DashboardSection(**section))
     found = examined(tmp_path, msgspec.structs.replace(settings, configuration=configuration))["dashboard"]
@@ -148,9 +144,7 @@ def test_a_dashboard_for_other_hosts_without_tls_or_token_is_a_problem(
         assert "127.0.0.1" in found["way_out"]
 
 
-def test_warnings_of_the_configuration_are_findings_and_a_mistake_that_only_a_step_can_see_is_a_problem(
-    tmp_path: Path,
-) -> None:
+def test_a_warning_of_the_configuration_is_a_finding_and_a_mistake_for_steps_is_a_problem(tmp_path: Path) -> None:
     settings = written(tmp_path, "worker: {queue: {v2: {enabled: true, rejection_policy: degrade}}}\n")
     assert settings.warnings, "the control: this configuration has a warning"
     found = examined(tmp_path, settings)["config"]
@@ -200,9 +194,7 @@ def test_a_look_at_an_open_store_keeps_the_locks_of_this_process(tmp_path: Path)
     assert closed == 0, "the control: whoever opens the file and closes it drops the locks of all"
 
 
-def test_a_check_of_the_content_that_takes_too_long_is_ended_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_of_the_content_that_takes_too_long_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "OPEN_CHECK_S", -1.0)
     monkeypatch.setattr(files, "CHECK_STEPS", 1)
     found = examined(tmp_path)["content"]
@@ -221,9 +213,7 @@ async def test_a_store_in_memory_promises_nothing() -> None:
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_work_that_a_dead_process_holds_is_a_warning_with_the_command_that_takes_it_over(
-    tmp_path: Path, gone: bool
-) -> None:
+def test_work_of_a_dead_process_is_a_warning_with_the_command_that_takes_it_over(tmp_path: Path, gone: bool) -> None:
     async def work(store: Store) -> None:
         await store.work.enqueue([WorkItem("a", "x", "c")])
         owner = f"worker-1#5@{gone_process() if gone else process_mark()}"

@@ -55,9 +55,7 @@ def test_a_filter_with_bad_syntax_is_refused_by_its_name_and_no_selection_never_
             jobs.RetryQuery(**selection)
 
 
-async def test_a_retry_tells_its_count_before_the_first_change_and_why_named_jobs_are_left(
-    scene: OperatorScene,
-) -> None:
+async def test_a_retry_has_its_count_before_the_first_change_and_why_named_jobs_are_left(scene: OperatorScene) -> None:
     heard: list[Any] = []
     listener = bulk.BulkListener(heard.append, heard.append, lambda records: heard.append(list(records)))
     await kept(scene, WorkItem("waits", "local_files"))

@@ -148,9 +148,7 @@ async def test_a_scrape_reads_what_systems_counted_once(store: MemoryStore, monk
     assert read.count(PREFIX) == 1
 
 
-async def test_without_the_package_the_error_names_the_extra(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_the_package_its_extra_is_named(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(OperationError, match=r"pip install '\.\[metrics\]'") as caught:
         await metrics.metrics_text(operator.Operator(store, Redactor()))
@@ -172,9 +170,7 @@ def unknown(shipped: list[tuple[str, str]], names: set[str]) -> list[str]:
     return [f"{where}: {name}" for where, text in shipped for name in _NAME.findall(text) if name not in names]
 
 
-async def test_every_name_in_the_dashboard_and_the_rules_is_one_of_the_metrics_and_hardly_any_is_in_neither(
-    store: MemoryStore,
-) -> None:
+async def test_every_name_in_dashboard_and_rules_is_a_metric_and_hardly_any_is_in_neither(store: MemoryStore) -> None:
     families = set(await scraped(store))
     await worked(store, "http.request")
     await running(store)  # something of everything that has labels is counted now

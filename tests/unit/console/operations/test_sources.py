@@ -51,9 +51,7 @@ async def test_a_source_is_shown_with_its_settings_and_a_bounded_number_of_probl
 # ---- a sync ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_sync_is_put_in_the_queue_and_audited_and_a_second_request_names_the_same_job(
-    scene: OperatorScene,
-) -> None:
+async def test_a_sync_is_queued_and_audited_and_a_second_request_names_the_same_job(scene: OperatorScene) -> None:
     dry = await sources.run_source(scene.operator, "notes", dry_run=True)
     assert (dry["job"], dry["queued"]) == (None, False)
     assert await scene.world.jobs.list("notes") == []
@@ -73,9 +71,7 @@ async def test_a_sync_is_put_in_the_queue_and_audited_and_a_second_request_names
     assert names_of(await scene.actions()) == [("source.run", "notes", "ann")]
 
 
-async def test_a_full_sync_begins_without_a_cursor_once_also_after_it_failed_before_its_first_page(
-    scene: OperatorScene,
-) -> None:
+async def test_a_full_sync_begins_without_a_cursor_once_also_after_a_failed_first_page(scene: OperatorScene) -> None:
     """The second page, and the next sync, go on behind what is kept."""
     cursors = list[str]()
 

@@ -156,9 +156,7 @@ async def test_a_hint_that_is_shorter_than_the_own_backoff_is_not_what_is_waited
     assert found["ended_at"] is None
 
 
-async def test_the_end_of_a_job_that_gave_up_is_told_once_and_a_requeue_begins_a_generation(
-    scene: OperatorScene,
-) -> None:
+async def test_the_end_of_a_job_that_gave_up_is_told_once_a_requeue_begins_a_generation(scene: OperatorScene) -> None:
     events = [
         *BEGUN,
         stopped(9, 3, decided(3, 9.0)),
@@ -205,9 +203,7 @@ async def test_a_run_that_crashed_is_an_attempt_of_its_own_and_the_next_has_its_
     assert outcomes(found) == [*[(1, "crashed")] * 2, (1, "succeeded")]
 
 
-async def test_the_crash_that_ends_in_quarantine_is_told_and_the_failed_attempt_before_it_once(
-    scene: OperatorScene,
-) -> None:
+async def test_a_crash_that_ends_in_quarantine_is_told_and_the_failure_before_it_once(scene: OperatorScene) -> None:
     crash = {"crashes": 3, "limit": 3, "attempts": 1}
     aside = event.Quarantined(**about(9), reason="its owner vanished 3 times", inputs=crash)
     ended = event.Completed(**about(9), status="error", attempts=1)
@@ -243,9 +239,7 @@ async def test_a_key_that_is_not_ascii_is_shown_beside_the_hash_that_the_request
 
 
 @pytest.mark.parametrize("tenant", [None, "acme"])
-async def test_a_cancellation_names_who_asked_for_it_and_who_carried_it_out(
-    scene: OperatorScene, tenant: str | None
-) -> None:
+async def test_a_cancellation_names_who_asked_and_who_carried_it_out(scene: OperatorScene, tenant: str | None) -> None:
     """The event of the worker is filed under the job, that of the operator only under its own."""
     store, name = scene.world.store, record_id("order-7", tenant)
     await store.work.enqueue([WorkItem(name, "http.request", tenant_id=tenant or "")])
@@ -293,9 +287,7 @@ async def test_what_another_version_wrote_is_told_as_far_as_it_is_understood(sce
 
 
 @pytest.mark.parametrize("status", ["error", "cancelled"])
-async def test_a_job_that_was_refused_or_cancelled_without_an_attempt_has_none(
-    scene: OperatorScene, status: str
-) -> None:
+async def test_a_job_refused_or_cancelled_without_an_attempt_has_none(scene: OperatorScene, status: str) -> None:
     record = decided(1, 0.0, failure_type=FailureType.PERMANENT, policy=RetryPolicy(1, 1.0, retryable=False))
     refused = [stopped(1, 0, record, event.RetryRefused)] if status == "error" else []
     ended = event.Completed(**about(12), status=status, attempts=0)

@@ -159,9 +159,7 @@ STAGES: list[tuple[Stage, str, str]] = [
     ("stage", "code", "text"), STAGES, ids=[f"{code}-{n}" for n, (_, code, _) in enumerate(STAGES)]
 )
 @pytest.mark.real_time
-async def test_a_job_that_waits_says_why_wherever_it_is_asked(
-    engine: str, stage: Stage, code: str, text: str, tmp_path: Any
-) -> None:
+async def test_a_job_that_waits_says_why(engine: str, stage: Stage, code: str, text: str, tmp_path: Any) -> None:
     async with open_store(f"{engine}{tmp_path / 'state.db'}" if engine == "sqlite:" else engine) as store:
         tenant, _, name = (await stage(store)).rpartition("|")
         operator = Operator(store, Redactor(()))

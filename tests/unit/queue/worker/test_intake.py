@@ -415,9 +415,7 @@ def test_an_arrival_is_as_old_as_its_admission_however_long_its_write_takes() ->
 @pytest.mark.parametrize("policy", list(RejectionPolicy))
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(burst=bursts, size=st.integers(1, 4))
-def test_the_depth_stays_within_the_size_and_the_policy_holds_for_any_burst(
-    way: str, policy: RejectionPolicy, burst: Burst, size: int
-) -> None:
+def test_depth_and_policy_hold_for_any_burst(way: str, policy: RejectionPolicy, burst: Burst, size: int) -> None:
     seen = after(burst, way, Rules(size=size, policy=policy))
     assert max(seen.depths) <= size
     assert len(seen.accepted) + len(seen.rejected) == len(burst)
