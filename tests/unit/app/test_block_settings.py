@@ -22,7 +22,6 @@ KEYS = {
 
 
 def settings_of(folder: Path, blocks: Any) -> BlockSettings:
-    """The settings from a file that says this about blocks."""
     (folder / "reefknot.json").write_text(json.dumps({"blocks": blocks}))
     return block_settings(load_settings(environ={}, cwd=folder))
 

@@ -174,8 +174,6 @@ async def test_a_hit_runs_nothing_and_the_record_has_one_event(store: Store) -> 
 
 
 class OwnLog:
-    """A log that is not the store's."""
-
     def __init__(self, *, down: bool = False) -> None:
         self.kept: list[AuditEntry] = []
         self.down = down

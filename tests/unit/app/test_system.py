@@ -27,7 +27,6 @@ def settings(tmp_path: Any) -> Settings:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """A bounded wait for what a system does by itself."""
     async with asyncio.timeout(10):
         while not holds():  # noqa: ASYNC110 - nobody tells when it does
             await asyncio.sleep(0.01)

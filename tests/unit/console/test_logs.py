@@ -31,8 +31,6 @@ HOSTILE = [
 
 
 class Terminal(StringIO):
-    """A stderr that says whether it is a terminal."""
-
     def __init__(self, *, is_terminal: bool) -> None:
         super().__init__()
         self._is_terminal = is_terminal

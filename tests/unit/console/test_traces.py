@@ -44,8 +44,6 @@ DOWN = ConnectionError("down")
 
 
 class Spans:
-    """The spans that have ended."""
-
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
         self.provider = TracerProvider()

@@ -80,7 +80,6 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def conn(request: pytest.FixtureRequest, path: str) -> Iterator[Any]:
-    """The caller's connection to it."""
     with closing(getattr(request, "param", sqlite3.connect)(path)) as conn:
         yield conn
 

@@ -63,7 +63,6 @@ class Effect:
 
 
 async def begun(work: Coroutine[Any, Any, Any], seconds: float = 1.0) -> asyncio.Task[Any]:
-    """A task that has run for a while."""
     task = asyncio.create_task(work)
     await asyncio.sleep(seconds)
     return task

@@ -15,7 +15,6 @@ from tests.workshop import Shop, Step, work
 
 
 async def sent(shop: Shop, *assignments: ExecAssignment | bytes, wait: float, to: str = "w1") -> None:
-    """Send assignments to a worker, and let `wait` seconds pass."""
     await shop.send(*assignments, to=to)
     await asyncio.sleep(wait)
 
@@ -42,7 +41,6 @@ async def answers(*futures: asyncio.Future[ExecResult], within: float = 60.0) ->
 
 
 async def told(shop: Shop, kind: type[Any]) -> list[Any]:
-    """What is on record of this kind."""
     return list(await shop.events(kind))
 
 
@@ -78,7 +76,6 @@ def broken(shop: Shop, name: str, *errors: Exception) -> list[Exception]:
 
 
 def gone_process() -> str:
-    """The mark of a process that has ended."""
     with subprocess.Popen(["sleep", "60"]) as process:
         mark = process_mark(process.pid)
         process.kill()

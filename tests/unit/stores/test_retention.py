@@ -66,8 +66,6 @@ async def test_for_ever_is_for_ever() -> None:
 
 
 class JumpingClock(VirtualClock):
-    """A wall clock that is set."""
-
     jump = 0.0
 
     def wall(self) -> float:

@@ -31,8 +31,6 @@ FAILURE = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "it broke", ex
 
 
 def in_store(path: Path, work: Callable[[port.Store], Awaitable[R]]) -> R:
-    """Do something with the store of this file."""
-
     async def main() -> R:
         async with opening.open_store(f"sqlite:{path}") as store:
             return await work(store)
@@ -95,8 +93,6 @@ def entry(event: AnyEvent) -> AuditEntry:
 
 
 def recorded(path: Path, events: list[AnyEvent] = STORY) -> Path:
-    """A store with these events."""
-
     async def write(store: port.Store) -> None:
         await store.audit.append([entry(event) for event in events])
 

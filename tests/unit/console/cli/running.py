@@ -24,8 +24,6 @@ class Ended(NamedTuple):
 
 
 class Commands:
-    """Runs commands in `folder`."""
-
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self.environment = monkeypatch
@@ -42,7 +40,6 @@ class Commands:
         return Ended(code, *self.taken())
 
     def taken(self) -> tuple[str, str]:
-        """The text printed to both streams since the last call."""
         return self._capsys.readouterr()
 
     def write(self, text: str, name: str = "reefknot.yaml") -> Path:

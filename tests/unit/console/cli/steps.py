@@ -82,7 +82,6 @@ def prepared(rk: Commands, *, quarantine: bool = False, size: int = 1000) -> Fol
 
 
 def get(path: str, name: str | None = None, **more: Any) -> dict[str, Any]:
-    """Read a file."""
     ids = {} if name is None else {"assignment_id": name, "request_id": "r"}
     return {**ids, "job": {"type": "fs.blob_get", "payload": {"path": path}}, **more}
 

@@ -14,7 +14,6 @@ from tests.unit.console.cli.running import Commands
 
 
 def commands() -> Iterator[tuple[str, ...]]:
-    """Every noun, and every verb of it."""
     yield ()
     for noun, (import_path, _) in NOUNS.items():
         module, _, name = import_path.partition(":")

@@ -49,7 +49,6 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`reefknot` as a process of its own."""
     return run_warm(*words, cwd=folder, env=environment(folder))
 
 
@@ -144,7 +143,6 @@ def test_each_mistake_is_named_with_line_and_path(content: bytes | str, expected
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a file to read, and a secret."""
     (tmp_path / "reefknot.yaml").write_text(f"{CONFIGURATION}\nsecrets: {{mine: 'file:mine.txt'}}\n")
     (tmp_path / "mine.txt").write_text("xyzzy-4711")
     (tmp_path / "files").mkdir()

@@ -36,7 +36,6 @@ def configured(rk: Commands) -> None:
 
 
 def sequences(rk: Commands, *words: str) -> list[int]:
-    """The numbers of the events that a command prints."""
     return [json.loads(line)["sequence"] for line in rk("audit", *words).out.splitlines()]
 
 

@@ -30,7 +30,6 @@ def store(store: Path) -> Path:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that somebody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         yield other.getsockname()[1]
 

@@ -18,7 +18,6 @@ EXECUTABLE = Path(sys.executable).with_name("reefknot")
 
 
 def python(program: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A program that imports the command line in a fresh interpreter."""
     words = [sys.executable, "-c", f"import sys; from reefknot.console.cli import main; {program}"]
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=60, check=True)
 
@@ -188,7 +187,6 @@ def test_closed_streams_change_no_exit_code(tmp_path: Path, line: str, code: int
 
 
 def on_a_terminal(cwd: Path, **environment: str) -> str:
-    """What a command writes to a terminal."""
     ours, theirs = os.openpty()
     env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "TERM": "xterm-256color", **environment}
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": theirs, "stderr": subprocess.DEVNULL}

@@ -100,7 +100,6 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`reefknot` as a process of its own."""
     return run_warm(*words, cwd=folder, env=environment(folder))
 
 

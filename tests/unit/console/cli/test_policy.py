@@ -13,7 +13,6 @@ from tests.unit.console.cli.running import Commands
 
 
 def explained(rk: Commands, *words: str) -> Any:
-    """The answer of `policy explain` about a failure."""
     return rk("policy", "explain", *words, "--json").json
 
 

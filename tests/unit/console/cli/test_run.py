@@ -149,7 +149,6 @@ def test_no_more_ids_are_kept_than_are_compared(rk: Commands) -> None:
 
 
 async def largest_memory(path: Path) -> int:
-    """Bytes that reading many ids takes."""
     tracemalloc.start()
     async for _ in reading.assignments(str(path)):
         pass

@@ -37,7 +37,6 @@ ODD = {"assignment_id": "odd", "request_id": "r", "job": {"type": "fs.blob_get",
 
 
 def summed(ended: Ended) -> dict[str, Any]:
-    """The summary, the last of lines that are all JSON."""
     *_, last = [json.loads(line) for line in ended.out.splitlines()]
     return dict(last["summary"])
 
@@ -86,8 +85,6 @@ def test_work_left_by_a_worker_that_is_gone_is_taken_over(rk: Commands) -> None:
 
 
 class SlowReloads:
-    """A system whose reloads end when they are told to."""
-
     def __init__(self) -> None:
         self.ends: list[asyncio.Future[None]] = []
 

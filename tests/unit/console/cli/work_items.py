@@ -97,7 +97,6 @@ def events(path: Path) -> list[AnyEvent]:
 
 
 def operator_actions(path: Path) -> list[tuple[str, str]]:
-    """Actor and action of every operator action."""
     return [(one.actor, one.action) for one in events(path) if isinstance(one, OperatorAction)]
 
 
@@ -113,6 +112,5 @@ def item(path: Path, name: str) -> Any:
 
 
 def ids(rk: Commands, noun: str, *words: str) -> list[str]:
-    """The ids that `job list` or `quarantine list` shows with these filters."""
     found = rk(noun, "list", "--json", *words).json
     return [one["id"] for one in found["jobs" if noun == "job" else "items"]]

@@ -109,7 +109,6 @@ def test_attempts_stand_on_one_axis_of_time() -> None:
 
 
 def place(bar: ET.Element) -> tuple[float, float]:
-    """The begin and the width of a bar in percent."""
     return float(bar.get("x", "").removesuffix("%")), float(bar.get("width", "").removesuffix("%"))
 
 

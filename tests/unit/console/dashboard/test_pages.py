@@ -82,13 +82,11 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def worked(path: Path) -> Path:
-    """A store with jobs."""
     stored_work(path)
     return path
 
 
 def answers(path: Path, *targets: str, token: str | None = None, config: str = CONFIG) -> dict[str, Answered]:
-    """The pages of these addresses, over the store in this file."""
     (path.parent / "reefknot.yaml").write_text(config)
 
     async def story() -> dict[str, Answered]:

@@ -70,8 +70,6 @@ def asked(
     secrets: tuple[str, ...] = (),
     settings: Settings | None = None,
 ) -> R:
-    """The answer to an operator at this store."""
-
     def work(store: port.Store) -> Awaitable[R]:
         return operation(Operator(store, Redactor(secrets), "ann", settings, f"sqlite:{path}"))
 
@@ -213,7 +211,6 @@ def test_a_filter_that_is_not_accepted_is_named(path: Path, given: dict[str, Any
 
 
 def printed(capsys: pytest.CaptureFixture[str], path: Path, verb: str) -> Any:
-    """The JSON that `audit` prints about a store."""
     capsys.readouterr()
     cli.main(["audit", verb, "--engine", f"sqlite:{path}", "--json"])
     return json.loads(capsys.readouterr().out)

@@ -44,7 +44,6 @@ def written(folder: Path, text: str) -> Settings:
 
 
 def by_check(report: dict[str, Any]) -> Found:
-    """The findings by check, of several the worst."""
     order = ("ok", "warning", "problem")
     findings = sorted(report["findings"], key=lambda one: order.index(one["level"]))
     return {one["check"]: one for one in findings}
@@ -306,7 +305,6 @@ def test_due_jobs_that_wait_too_long_beside_workers_that_run_are_a_warning(tmp_p
 
 
 async def changed_worker(store: Store, **changes: Any) -> None:
-    """A system whose one worker reports itself with these changes."""
     system = System(store, SystemClock(), settings=default_settings(), blocks={}, workers=("worker-1",))
     worker = msgspec.to_builtins(system.workers[0].snapshot()) | changes
     await reported(store, workers=[worker])

@@ -15,7 +15,6 @@ STEP: dict[str, Any] = {"assignment_id": "order-7", "job": {"type": "fs.blob_get
 
 
 async def kept(scene: OperatorScene, item: WorkItem, settled: WorkDone | WorkFailed | None = None) -> None:
-    """A job of this store, ended as given."""
     work = scene.world.store.work
     await work.enqueue([item])
     if settled is not None:

@@ -159,7 +159,6 @@ async def test_without_the_package_its_extra_is_named(store: MemoryStore, monkey
 
 
 def expressions() -> list[tuple[str, str]]:
-    """Every expression that is shipped, by where it stands."""
     board = json.loads((DEPLOY / "grafana" / "reefknot.json").read_text())
     found = [(f"grafana: {one['title']}", target["expr"]) for one in board["panels"] for target in one["targets"]]
     rules = yaml.safe_load((DEPLOY / "prometheus" / "reefknot.rules.yml").read_text())

@@ -16,7 +16,6 @@ PAYLOAD = {"path": "a.txt", "password": "hunter2hunter2"}
 
 
 async def kept(scene: OperatorScene, *names: str, message: str = "it answered 503", tenant: str | None = None) -> None:
-    """Jobs in quarantine with this failure."""
     work = scene.world.store.work
     for name in names:
         record = f"{tenant}|{name}" if tenant else name

@@ -70,7 +70,6 @@ async def told(
     payload: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """The story of a job that ended, with these events."""
     store = scene.world.store
     asked = AssignmentOptions(retry_count=2, **options)
     body = encode(ExecAssignment("order-7", "r", Job("http.request", payload or {"url": "x"}), options=asked))
@@ -86,7 +85,6 @@ async def told(
 
 
 def holds(found: dict[str, Any], **fields: Any) -> None:
-    """Whether these fields have these values."""
     assert {name: found[name] for name in fields} == fields
 
 

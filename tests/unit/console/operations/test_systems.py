@@ -30,8 +30,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def asked(path: Path, operation: Callable[[Operator], Awaitable[R]]) -> R:
-    """The answer to an operator at this store."""
-
     def work(store: Store) -> Awaitable[R]:
         return operation(Operator(store, Redactor(()), "ann", None, f"sqlite:{path}"))
 

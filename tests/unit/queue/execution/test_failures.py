@@ -42,7 +42,6 @@ def raising(error: BaseException) -> Any:
 
 
 async def ran(shop: Shop, *outcomes: Any, seconds: float = 50, **options: Any) -> Any:
-    """One assignment named `a`, to its end, by this step."""
     step = Step(*outcomes)
     await shop.worker("w1", step)
     await sent(shop, work("a", **options), wait=seconds)

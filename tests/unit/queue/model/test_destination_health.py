@@ -39,7 +39,6 @@ def fails(
     rules: DestinationRules = RULES,
     traffic: Traffic = QUIET,
 ) -> DestinationHealth:
-    """The state after failures of these jobs, one after the other."""
     for number, job in enumerate(jobs):
         permit = Permit(health.generation)
         health = failed(health, permit, at + number * every, rules, job=job, traffic=traffic)
@@ -47,7 +46,6 @@ def fails(
 
 
 def opened(at: float = 100.0) -> DestinationHealth:
-    """A breaker that has opened for the first time at `at`."""
     return fails(DestinationHealth(), *"abcabcabca", at=at, every=0.0)
 
 

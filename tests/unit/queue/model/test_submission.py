@@ -269,7 +269,6 @@ some_rules = st.builds(
 
 
 def keep(work: OpenWork, priority: int, tenant: str, rules: SubmissionRules) -> Accept | Displace | Reject:
-    """Count the arrival in, as a store does."""
     verdict = admit_submission(work, Arrival(priority, tenant=tenant), rules)
     if not isinstance(verdict, Reject):
         work.add(S, priority, tenant)

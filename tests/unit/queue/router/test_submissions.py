@@ -33,8 +33,6 @@ async def all_of(router: service.Router, names: Sequence[str], **options: Any) -
 
 
 class Counted:
-    """A work queue that counts its calls."""
-
     def __init__(self, work: Any) -> None:
         self._work = work
         self.calls: Counter[str] = Counter()

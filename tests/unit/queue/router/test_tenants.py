@@ -24,8 +24,6 @@ TENANTS = ("acme", "bolt", None)
 
 
 class Told(Step):
-    """A step whose result tells for whom it ran."""
-
     async def run(self, inputs: Any, context: Any) -> StepResult:
         await super().run(inputs, context)
         return StepResult(outputs={"tenant": context.tenant_id, "value": inputs.get("value")})

@@ -174,7 +174,6 @@ async def test_a_longer_write_has_rarer_nudges(store: SqliteStore, path: Path, m
 
 
 def whose(_transaction: Any, wanted: list[Any]) -> list[int]:
-    """The thread that writes."""
     return [threading.get_ident()] * len(wanted)
 
 
