@@ -159,7 +159,6 @@ async def test_two_systems_that_fold_at_once_add_a_record_once() -> None:
     now = await later_ms(store)
     await asyncio.gather(*(fold_left(store, now) for _ in range(4)))
     await fold_left(store, now)
-
     assert (await total(store), await names(store)) == (5, [ENDED])
 
 
@@ -193,7 +192,6 @@ async def test_a_system_that_was_taken_for_dead_goes_on_under_a_new_id_and_loses
         await one.write()
         await one.write()
         seen.append(await total(store))
-
     assert [*seen, await total(store)] == [2, 7, 7]
 
 
@@ -226,7 +224,6 @@ async def test_a_record_that_cannot_be_read_stops_nothing() -> None:
     await store.values.put(ENDED, "[]", version=0)
     await killed(store, 2)
     await fold_left(store, await later_ms(store))
-
     assert await total(store) == 2
 
 

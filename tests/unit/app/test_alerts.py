@@ -106,7 +106,6 @@ async def test_without_the_version_each_system_would_tell(ages: Ages, monkeypatc
     systems = [watch(store) for _ in range(3)]
     ages.age = 20
     await asyncio.gather(*(one.look() for one in systems))
-
     assert len(await told(store)) == 3
 
 
@@ -266,7 +265,6 @@ async def test_values_come_from_what_systems_counted() -> None:
 def test_configured_rules_replace_limits_and_switch_off() -> None:
     section = AlertsSection(rules={"retry_rate": AlertRule(threshold=100), "oldest_age": AlertRule(enabled=False)})
     rules = watching.rules_of(section)
-
     assert set(rules) == set(RULES) - {"oldest_age"}
     assert (rules["retry_rate"].threshold, rules["retry_rate"].clear) == (100, 50)
     assert watching.rules_of(AlertsSection(enabled=False)) == {}

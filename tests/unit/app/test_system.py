@@ -109,7 +109,6 @@ async def test_two_that_start_at_once_without_names_get_different_ones(tmp_path:
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         for _ in range(3):
             group.create_task(one())
-
     assert len(names) == 3
 
 

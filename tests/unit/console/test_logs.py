@@ -63,7 +63,6 @@ def test_every_line_of_json_can_be_read_and_says_what_was_given_as_far_as_it_is_
     assert (line["level"], line["wait_s"], line["message"], line["logger"]) == ("warning", 0.5, "told", "reefknot")
     assert (line["odd"]["nan"], line["odd"]["inf"], line["odd"]["none"]) == ("nan", "inf", None)
     assert line["time"] != "forged"
-
     endless: dict[str, Any] = {"many": list(range(10_000))}
     endless["self"] = endless
     text = JsonLines().format(record("told", endless=endless))
@@ -99,7 +98,6 @@ def test_lines_are_text_on_a_terminal_alone(form: str, is_terminal: bool, monkey
             "Scheduling retry", extra={"decision": "retry", "wait_s": 2.0, "detail": "notes: attempt 1 failed"}
         )
     (line,) = stderr.getvalue().splitlines()
-
     if form == "json" or (form == "auto" and not is_terminal):
         assert (json.loads(line)["decision"], json.loads(line)["wait_s"]) == ("retry", 2.0)
     else:

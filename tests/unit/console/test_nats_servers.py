@@ -42,7 +42,6 @@ def test_a_killed_server_comes_back_with_its_port_and_its_data(own_nats_server: 
     assert asyncio.run(publish(before, "orders", b"1")) == 1
     with pytest.raises(nats_servers.NatsServerError, match="in use by another nats-server"):
         nats_servers.NatsServer(own_nats_server.folder).start()
-
     kill(own_nats_server)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((nats_servers.HOST, own_nats_server.port), timeout=30)
@@ -57,7 +56,6 @@ def test_a_frozen_server_does_not_answer_and_continues_where_it_was(own_nats_ser
         received = b""
         while not received.endswith(b"PONG\r\n"):
             received += client.recv(4096)
-
         with frozen(own_nats_server):
             client.sendall(b"PING\r\n")
             client.settimeout(0.5)
@@ -95,7 +93,6 @@ async def test_members_do_not_tell_clients_of_each_other(nats_cluster: list[nats
     client = await nats.connect(nats_cluster[0].url)
     known = len(client.servers)
     await client.close()
-
     assert known == 1
 
 

@@ -384,7 +384,6 @@ async def test_under_a_guard_an_exception_leaves_the_outcome_to_a_person(keys: F
         await once(keys, "k", effect, GUARD)
     assert "did it arrive?" in ((await record_of(keys)).failure or "")
     assert (await actions_in(keys.audit), effect.times) == (["unknown", "unknown"], 1)
-
     await keys.resolve("k", Done('"it arrived"'))
     assert await once(keys, "k", effect, GUARD) == "it arrived"
 
@@ -416,7 +415,6 @@ async def test_a_record_is_tried_again_with_one_event_and_the_effect_is_not(keys
     keys.fails["finish"] = 4
     assert (await once(keys, "k", effect), effect.times, keys.calls["finish"]) == ({"time": 1}, 1, 5)
     assert await actions_in(keys.audit) == ["record"]
-
     keys.done_but_lost["finish"] = 2
     assert await once(keys, "other", Effect()) == {"time": 1}
     assert await actions_in(keys.audit) == ["record", "record"]

@@ -28,7 +28,6 @@ ODD_WORDS = ("unless said", "hand in", "handed in", "on record", "call off", "a 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_help_shows_an_example_in_plain_words(rk: Commands, words: tuple[str, ...]) -> None:
     ended = rk(*words, "--help")
-
     assert (ended.code, ended.err) == (0, "")
     assert f"    {' '.join(('reefknot', *words))}" in ended.out
     assert "Example" in ended.out

@@ -88,7 +88,6 @@ def test_a_file_that_is_read_like_the_wire_would_ignore_that_field(file: Path, m
         return read_assignment(json.dumps(ids | value).encode())
 
     monkeypatch.setattr(reading, "written_assignment", as_on_the_wire)
-
     assert told(file, json.dumps({"assigment_id": "x", "job": {"type": "t"}})) == ["digest-1"]
 
 
@@ -183,7 +182,6 @@ def test_run_and_submit_name_an_unknown_field_whatever_its_name_show_no_secret_a
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf_16_is_one_sentence_for_the_whole_file(file: Path, encoding: str) -> None:
     content = "\ufeff" + f"{json.dumps(job('one'))}\n" * 3
-
     with pytest.raises(CommandError, match=r"work.jsonl: is in UTF-16; accepted: UTF-8"):
         read(file, content.encode(encoding))
 
@@ -202,9 +200,7 @@ def test_pretty_printed_objects_and_arrays_are_read(file: Path, indent: int | st
         "an array of lines": "[\n" + ",\n".join(json.dumps(one) for one in jobs) + "\n]\n",
         "an array on one line": json.dumps(jobs),
     }
-
     found = {name: told(file, text.replace("\n", ending)) for name, text in written.items()}
-
     assert found == {name: ["one"] if name == "one object" else ["one", "two"] for name in written}
 
 
@@ -212,7 +208,6 @@ def test_a_pretty_printed_file_and_its_lines_are_the_same_assignments(file: Path
     jobs = [job("one", options={"timeout_ms": 5}), job("two")]
     lines = read(file, "".join(f"{json.dumps(one)}\n" for one in jobs))
     pretty = read(file, json.dumps(jobs, indent=2))
-
     assert [_content(one) for one in pretty] == [_content(one) for one in lines]
 
 
@@ -229,9 +224,7 @@ def test_a_line_that_was_cut_off_costs_no_line_but_itself(file: Path) -> None:
     """A line that ends like the beginning of a pretty-printed object, and one that does not."""
     good = [json.dumps(job(name)) for name in ("one", "two", "three")]
     cut = '{"assignment_id": "cut", "job": {'
-
     found = told(file, "\n".join([good[0], cut, good[1], cut[:20], good[2], cut]))
-
     assert [one for one in found if one[0].isalpha()] == ["one", "two", "three"]
     assert [one.partition(":")[0] for one in found if one[0].isdigit()] == ["2", "4", "6"]
 
@@ -242,7 +235,6 @@ def test_an_endless_pretty_printed_object_is_not_kept_whole(monkeypatch: pytest.
     list(text.add(1, b'{"a": ['))
     for number in range(2, 5000):
         list(text.add(number, b'"0123456789",'))
-
     assert len(text.rest()[1]) <= 1020
 
 

@@ -123,7 +123,6 @@ def test_a_whole_export_to_stdout_verifies_against_a_head_that_was_printed(rk: C
     rk.write(rk("audit", "export", "-").out, "log.jsonl")
     head = kept_head(rk)
     ended = rk("audit", "verify", "log.jsonl", "--head", "kept.json", "--json")
-
     assert (ended.code, ended.json["proven_up_to"], ended.json["sequence"]) == (0, 6, 6)
     assert rk("audit", "head", "log.jsonl").out == head
     assert not list(rk.folder.glob("-*")), "no file of that name"
@@ -133,7 +132,6 @@ def test_csv_has_a_row_per_event_and_no_cell_that_a_spreadsheet_would_compute(rk
     recorded(rk.folder / "state.db", TRAIL)
     ended = rk("audit", "export", "log.csv", "--format", "csv", "--json")
     rows = list(csv.DictReader(io.StringIO((rk.folder / "log.csv").read_bytes().decode(), newline="")))
-
     assert (ended.code, ended.json["events"], ended.json["head_file"]) == (0, 5, None)
     assert [row["sequence"] for row in rows] == ["1", "2", "3", "4", "5"]
     assert [row["event_code"] for row in rows] == ["RK-305", "RK-305", "RK-304", "RK-201", "RK-601"]
@@ -152,7 +150,6 @@ def test_events_after_the_head_are_kept_apart_and_every_head_of_a_file_is_compar
     ended = rk("audit", "verify", "--head", "kept.json")
     assert "nothing up to event 6 was changed" in ended.out
     assert "Events 7 to 7 are newer than the head" in ended.err
-
     newest = rk("audit", "head").out
     forged = first.replace(json.loads(first)["hash"], "f" * 64)
     for heads, code in ((first, 0), (forged, 65)):
@@ -190,7 +187,6 @@ def test_of_a_configured_file_the_heads_of_the_logs_own_chain_count(rk: Commands
     ours = rk("audit", "head").out
     rk.write(ours + ours.replace(json.loads(ours)["chain"], "another"), "heads.jsonl")
     ended = rk("audit", "verify", "--json")
-
     assert (ended.code, ended.json["proven_up_to"]) == (0, 6)
     assert "has heads of 1 other chain too" in ended.err
     assert rk("audit", "verify", "state.db", "--json").json["proven_up_to"] == 6, "a store that is named as a file"
@@ -241,7 +237,6 @@ def test_a_decision_that_comes_out_differently_is_listed_and_the_exit_code_says_
     change(store, """UPDATE audit SET body = replace(body, '"delay":1.0', '"delay":9.0') WHERE sequence = 1""")
     ended = rk("audit", "replay", "--json")
     recorded_and_decided = {"recorded": "again after 9.0 s", "decided": "again after 1.0 s"}
-
     assert ended.code == 65
     assert ended.json["differences"] == [{"sequence": 1, "event_type": "retry_attempt"} | recorded_and_decided]
     assert "1 difference" in rk("audit", "replay").out
@@ -255,7 +250,6 @@ def test_a_line_of_a_file_that_cannot_be_read_or_is_nested_too_deeply_is_a_misma
     (rk.folder / "log.jsonl").write_bytes(whole + b"nonsense\n")
     ended = rk("audit", "replay", "log.jsonl", "--json")
     assert (ended.code, ended.json["differences"][0]["event_type"]) == (65, "unreadable")
-
     (rk.folder / "log.jsonl").write_bytes(whole + b'{"event":' + b"[" * 50_000 + b"\n")
     for verb in ("verify", "replay", "analyse", "head"):
         ended = rk("audit", verb, "log.jsonl")
@@ -322,7 +316,6 @@ def test_a_pipe_is_written_as_it_is_and_never_replaced(rk: Commands, words: list
         text = os.read(reader, 65_536)
     finally:
         os.close(reader)
-
     assert (ended.code, text.count(b"\n")) == (0, 7), ended.err
     assert pipe.is_fifo()
     assert not (rk.folder / "pipe.head.json").exists(), "no head beside a device"
@@ -344,7 +337,6 @@ def test_an_analysis_can_begin_later_read_a_file_and_has_a_threshold(rk: Command
     rk("audit", "export", "log.jsonl")
     found = rk("audit", "analyse", "log.jsonl", "--since", "2026-01-25T12:00:05Z", "--json").json
     assert (found["events"], list(found["categories"])) == (3, ["(none)", "RETRY_NATS_PUBLISH"])
-
     words = ("audit", "analyse", "--fail-on-alert", "--json", "--threshold")
     above, at_limit = rk(*words, "2"), rk(*words, "3")
     assert (above.code, above.json["alerts"][0]["peak_per_minute"]) == (1, 3)

@@ -58,9 +58,7 @@ def test_a_chosen_port_in_use_is_an_error_as_is_an_address_of_another_machine(rk
 
 def test_the_usual_port_in_use_is_replaced_by_a_free_one(rk: Commands, taken: int) -> None:
     rk.environment.setattr(server, "DEFAULT_PORT", taken)
-
     ended, told, system = rk("dashboard", "--for", "0", "--json"), rk("dashboard", "--for", "0"), rk("up", "--for", "1")
-
     assert ended.code == told.code == system.code == 0
     assert ended.json["url"].startswith("http://127.0.0.1:")
     assert f":{taken}/" not in ended.json["url"]
@@ -119,9 +117,7 @@ def test_an_unusable_section_is_refused(rk: Commands, section: str, named: str, 
     rk.write(f"dashboard: {section}")
     rk.environment.setenv("TOKEN", TOKEN)
     rk.environment.setenv("SHORT", "too-short-token")
-
     ended = rk(*words)
-
     assert (ended.code, ended.out) == (78, "")
     assert named in ended.err
     assert ("dashboard.allowed_hosts" in ended.err) is ("'0.0.0.0'" in section or "'::'" in section)
@@ -132,7 +128,6 @@ def test_an_unusable_section_is_refused(rk: Commands, section: str, named: str, 
 def test_a_configured_token_is_never_printed_and_without_it_each_start_makes_another(rk: Commands) -> None:
     tokens = {rk("dashboard", "--for", "0", "--port", "0", "--json").json["token"] for _ in range(2)}
     assert [len(one) for one in tokens] == [43, 43], "two of 32 random bytes"
-
     rk.write("dashboard: {operator_token: env:TOKEN, port: 0}")
     rk.environment.setenv("TOKEN", TOKEN)
     told, as_json = rk("dashboard", "--for", "0"), rk("dashboard", "--for", "0", "--json")
@@ -153,7 +148,6 @@ def test_a_missing_package_is_named_with_its_extra_and_a_dashboard_that_is_off_i
     assert ended.code == 78
     assert "pip install '.[dashboard]' in a checkout (missing: no_such_package)" in ended.err
     assert (system.code, sum("'.[dashboard]'" in line for line in system.err.splitlines())) == (0, 1)
-
     rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
     off = rk("up", "--for", "0")
     assert (off.code, "dashboard" in off.err) == (0, False)
@@ -171,6 +165,5 @@ def test_a_store_that_is_locked_is_told_as_such(rk: Commands, store: Path) -> No
         ended = rk("dashboard", "--for", "0")
     finally:
         other.close()
-
     assert (ended.code, "locked for too long" in ended.err) == (75, True), ended.err
     assert rk("dashboard", "--for", "0", "--port", "0").code == 0, "the control: nobody locks it any more"

@@ -85,7 +85,6 @@ def test_commands_use_its_store_show_no_password_and_doctor_examines_what_is_in_
 def test_the_configuration_accepts_its_addresses_and_refuses_others_with_its_reason(rk: Commands) -> None:
     rk.write("engine: stub://here\n")
     assert rk("config", "check").code == 0
-
     rk.write("engine: stub://12\n")
     ended = rk("config", "check")
     assert ended.code == 78

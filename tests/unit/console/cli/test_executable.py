@@ -153,7 +153,6 @@ def test_following_ends_when_nobody_reads(tmp_path: Path) -> None:
     assert following.stdout.readline()
     following.stdout.close()
     in_store(path, lambda store: store.audit.append([entry(attempt(2))]))
-
     assert following.wait(timeout=60) == 0
 
 

@@ -71,7 +71,6 @@ def test_a_job_that_waits_for_its_retry_says_when_it_is_due_and_an_attempt_that_
     assert (one["state"], one["attempts"], one["worker"]) == ("pending", 1, "worker-1")
     assert one["due_in_s"] > 1000
     assert "in " in rk("job", "list").out
-
     item = WorkItem("x", "fs.blob_get", "cpu@worker-1", payload=b"{}")
     in_store(store, lambda one: one.work.assign([item], start={"x"}, owner="worker-1#1"))
     assert re.search(r"attempts +1 \(running\)", rk("job", "show", "x").out)

@@ -51,7 +51,6 @@ AT = "2026-01-25T12:00:00.000Z"
 )
 def test_an_event_is_described_by_its_kind_or_not_at_all(event: AnyEvent, kind: str | None) -> None:
     found = describe(event)
-
     assert (found and found[0]) == kind
 
 

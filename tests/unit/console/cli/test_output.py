@@ -53,7 +53,6 @@ def test_a_table_off_a_terminal_is_bounded_and_has_no_colours(rk: Commands, colu
 @given(st.text(alphabet="ab c-:.日é", max_size=60), st.integers(min_value=2, max_value=20))
 def test_a_line_is_broken_without_losing_a_character(line: str, width: int) -> None:
     parts = wrapped(line, width)
-
     assert [part for part in parts if cell_len(part) > width] == []
     assert "".join("".join(parts).split()) == "".join(line.split())
 

@@ -219,7 +219,6 @@ def test_a_step_that_raises_keyboard_interrupt_or_system_exit_ends_its_attempt_a
     ends = ["own.interrupts", "own.interrupts_in_thread", "own.exits", "own.exits_in_thread"]
     ran = command(folder, "run", work(folder, *ends, "own.talks"), "--json", "--module", "steps")
     summary = json.loads(ran.stdout)
-
     assert (ran.returncode, summary["failed"], summary["succeeded"]) == (1, 4, 1), ran.stderr
     for name, told in zip(ends, ["KeyboardInterrupt", "KeyboardInterrupt", "SystemExit", "SystemExit"], strict=True):
         assert f"{name} failed: EXECUTION_FAILED: {told}: of its own" in ran.stderr

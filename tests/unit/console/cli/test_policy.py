@@ -24,7 +24,6 @@ def test_a_configured_secret_is_not_shown(rk: Commands) -> None:
     assert "xyzzy-4711" in rk(*words, "--json").out, "the control: nothing says yet that it is secret"
     rk.environment.setenv("THE_SECRET", "xyzzy-4711")
     rk.write("secrets:\n  key: env:THE_SECRET\n  gone: env:NOT_SET_HERE\n")
-
     for more in ([], ["--json"], ["--baseline", "--json"]):
         ended = rk(*words, *more)
         assert (ended.code, "xyzzy-4711" in ended.out + ended.err) == (0, False), ended
@@ -193,7 +192,6 @@ def test_what_a_source_sets_for_all_failures_beats_what_its_connector_sets_for_s
     }
     assert policies["rate_limited"]["base_delay"]["value"] == waits
     assert policies["transient"]["retries"]["value"] == retries
-
     shown = rk("policy", "show", "--source", "mail", "--json").json["overrides"]
     for kind, field in (("rate_limited", "base_delay"), ("transient", "max_attempts")):
         in_force = shown.get(kind, {}).get(field, policies["unknown"][field])

@@ -42,12 +42,10 @@ def test_requeued_work_is_pending_again_discarded_has_its_reason_and_purged_is_g
     back = work_items.item(store, "a")
     assert (back.state.value, back.generation, back.attempts) == ("pending", 1, 0)
     assert work_items.requeued(store) == [("a", 1)]
-
     ended = rk("quarantine", "discard", "--reason", "vanished", "--because", "known crash", "--json")
     given_up = work_items.item(store, "b")
     assert (ended.json["discarded"], "1 to be discarded: 1 other.type" in ended.err) == (["b"], True)
     assert (given_up.state.value, given_up.history[-1].why) == ("discarded", "known crash")
-
     assert rk("quarantine", "purge", "c").code == 0
     assert work_items.item(store, "c") is None
 
@@ -84,7 +82,6 @@ def failed_file(rk: Commands) -> str:
 def test_the_same_file_again_gets_the_new_result_and_so_does_a_submission_that_waits(rk: Commands) -> None:
     file = failed_file(rk)
     assert rk("quarantine", "requeue", "a").code == 0
-
     ended = rk("run", file, "--json", "--results", "out.jsonl")
     assert (ended.code, ended.json["succeeded"]) == (0, 1)
     assert json.loads((rk.folder / "out.jsonl").read_text())["output"]["content"] == "ahoy"
@@ -187,7 +184,6 @@ def test_a_filter_counts_the_jobs_that_wait_and_the_others_are_picked_up(rk: Com
     assert "3 jobs would wait for gone, lost (not configured here" in dry.err
     assert PICKED_UP not in dry.err
     assert rk("quarantine", "requeue", "--all", "--dry-run", "--json").json["unconfigured_sources"] == ["gone", "lost"]
-
     ended = rk("quarantine", "requeue", "--all", "--json")
     assert (ended.json["count"], ended.json["unconfigured_sources"]) == (4, ["gone", "lost"])
     assert "a running system picks the other 1 up within seconds" in ended.err

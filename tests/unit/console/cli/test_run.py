@@ -32,7 +32,6 @@ def summary(rk: Commands, *words: str, code: int) -> dict[str, Any]:
 def test_a_file_that_succeeds_ends_with_0_and_exactly_the_promised_summary(rk: Commands) -> None:
     prepared(rk)
     found = summary(rk, lines(rk, get("a.txt"), get("a.txt")), code=0)
-
     assert (list(found), found["total"], found["succeeded"], found["retries"]) == (KEYS, 2, 2, 0)
     assert (rk.folder / ".reefknot" / "state.db").exists(), "the default store is beside the configuration"
 
@@ -45,7 +44,6 @@ def test_a_retried_success_is_recovered_and_a_spent_one_failed_also_in_quarantin
     late = own.nap("late", 30, options={"timeout_ms": 50})
     file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), late)
     found = summary(rk, file, "--module", own.module, "--results", "out.jsonl", code=1)
-
     assert (found["succeeded"], found["recovered"], found["failed"], found["timed_out"]) == (1, 1, 1, 1)
     assert (found["retries"], found["quarantined"]) == (3, int(quarantine)), "of those that failed"
     ended = results(rk.folder / "out.jsonl")
@@ -86,7 +84,6 @@ def test_a_full_queue_makes_it_wait_and_not_fail(rk: Commands) -> None:
     own = prepared(rk, size=1)
     file = lines(rk, *(own.nap(f"n{number}", 0.01) for number in range(40)))
     found = summary(rk, file, "--module", own.module, code=0)
-
     assert found["succeeded"] == 40
 
 
@@ -96,7 +93,6 @@ def test_the_same_ids_again_are_answered_from_the_record_and_another_job_under_o
     summary(rk, file, "--module", own.module, code=0)
     file = lines(rk, own.flaky("once", 1), get("b.txt", "two"))
     ended = rk("run", file, "--module", own.module, "--results", "out.jsonl", "--json")
-
     assert (ended.code, ended.json["succeeded"], ended.json["rejected"]) == (1, 1, 1)
     assert results(rk.folder / "out.jsonl")["once"]["output"] == {"attempt": 2}, "it did not run a third time"
     assert "had finished in an earlier run" in ended.err
@@ -174,13 +170,11 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
     prepared(rk)
     file = lines(rk)
     assert rk("run", file, "--config", "gone.yaml").code == 78
-
     rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "true")
     ended = rk("run", file, "--config", "gone.yaml")
     assert (ended.code, "gone.yaml is missing, so the baseline is in force" in ended.err) == (0, True)
     (told,) = [line for line in ended.err.splitlines() if "baseline" in line]
     assert told.endswith("; create the file, or do not name it"), "the variable is set already"
-
     rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "false")
     (told,) = [line for line in rk("run", file).err.splitlines() if "worker.retries.v2 is off" in line]
     assert told.endswith("To switch it on: WORKER_RETRIES_V2_ENABLED=true; the environment overrides the file")
@@ -198,7 +192,6 @@ def test_results_never_replace_the_input_whatever_name_it_has(rk: Commands, name
     (rk.folder / "hard.jsonl").hardlink_to(file)
     (rk.folder / "soft.jsonl").symlink_to(file)
     ended = rk("run", "work.jsonl", "--results", name, *flags)
-
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == f"reefknot: --results: {name}: is the file that is read; name another one\n"
     assert file.read_bytes() == before

@@ -24,7 +24,6 @@ def test_events_are_printed_as_it_happens_and_counted_at_the_end(rk: Commands) -
     file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), ODD)
     assert rk("submit", file).code == 0
     ended = up_until_ended(rk, "lucky", "unlucky", "odd", module=own.module)
-
     assert ended.code == 0
     told = [line.split(maxsplit=2)[1:] for line in ended.out.splitlines()[:-1]]
     for kind, name in (("retry", "lucky"), ("recovered", "lucky"), ("quarantined", "unlucky"), ("rejected", "odd")):
@@ -47,7 +46,6 @@ def test_every_end_is_counted_once_and_for_programs_every_line_is_json(rk: Comma
     rk("submit", lines(rk, own.flaky("good", 0), ODD, own.flaky("bad", 9), late, own.flaky("lucky", 1)))
     ended = up_until_ended(rk, "good", "odd", "bad", "late", "lucky", module=own.module, as_json=True)
     summary = summed(ended)
-
     ends = {name: summary[name] for name in ("succeeded", "failed", "timed_out", "cancelled", "rejected", "dropped")}
     assert ends == {"succeeded": 2, "failed": 1, "timed_out": 1, "cancelled": 0, "rejected": 1, "dropped": 0}
     assert summary["recovered"] == 1
@@ -68,7 +66,6 @@ def test_every_end_of_jobs_that_were_run_again_is_counted_from_one_source(rk: Co
     rk("submit", lines(rk, odd, own.nap("expired", 0, options={"deadline_ms": 1})))
     ended = up_until_ended(rk, "late", "odd", "expired", module=own.module, as_json=True)
     summary = json.loads(ended.out.splitlines()[-1])["summary"]
-
     assert (summary["timed_out"], summary["rejected"], summary["failed"], summary["cancelled"]) == (2, 1, 0, 0)
 
 
@@ -79,7 +76,6 @@ def test_work_left_by_a_worker_that_is_gone_is_taken_over(rk: Commands) -> None:
     job = own.flaky("left", 0)["job"]
     work_items.quarantined(path, "left", worker="worker-9", kind=job["type"], payload=job["payload"])
     assert rk("quarantine", "requeue", "left").code == 0
-
     up_until_ended(rk, "left", module=own.module)
     assert work_items.item(path, "left").state.value == "succeeded"
 

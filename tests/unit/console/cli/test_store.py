@@ -52,7 +52,6 @@ def test_a_damaged_page_makes_the_check_fail(rk: Commands) -> None:
     for place in range(len(data) // 2, len(data) // 2 + 4096):
         data[place] = 0x5A
     store.write_bytes(data)
-
     assert rk("store", "check").code == 65
 
 
@@ -76,7 +75,6 @@ def test_an_older_file_is_migrated_audited_and_a_dry_run_changes_nothing(rk: Com
     path = rk.folder / ".reefknot" / "state.db"
     path.parent.mkdir()
     path.touch()
-
     assert f"would be migrated from version 0 to {VERSION}" in rk("store", "migrate", "--dry-run").out
     assert path.stat().st_size == 0
     assert rk("store", "migrate", "--as", "ann", "--json").json["migrated"] is True
@@ -138,7 +136,6 @@ def test_who_looks_finds_the_configured_store_and_hides_its_secrets(rk: Commands
     rk.environment.setenv("KEY", "xyzzy-4711")
     rk.write("engine: sqlite:kept.db\nsecrets: {key: env:KEY}\n")
     rk.environment.chdir(folder)
-
     ended = rk("job", "list", "--json")
     assert ([one["id"] for one in ended.json["jobs"]], "xyzzy" in ended.out) == (["job-of-[redacted]"], False)
     assert rk("job", "list", "--engine", "sqlite:kept.db").code == 69, "a path that is typed is beneath this folder"

@@ -50,7 +50,6 @@ def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands) -> None:
     prepared(rk, size=1)
     rk.environment.setattr(submit, "GIVE_UP_S", 0.0)
     ended = rk("submit", lines(rk, get("a.txt", "one"), get("a.txt", "two")))
-
     assert (ended.code, "queue is full: 1 of 1" in ended.err) == (75, True)
     assert work_items.item(rk.folder / ".reefknot" / "state.db", "two") is None
     assert ended.out == "one\n", "the ids of what was accepted"
@@ -88,7 +87,6 @@ def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
 def test_a_file_whose_name_looks_like_an_option_is_named_with_its_folder(rk: Commands) -> None:
     prepared(rk)
     lines(rk, get("a.txt", "one"), name="--typ")
-
     assert rk("submit", "./--typ", "--json").json["handed_in"] == ["one"]
 
 
@@ -97,7 +95,6 @@ def test_a_bad_line_and_an_id_of_another_job_are_mistakes_and_the_rest_is_submit
     ended = rk("submit", lines(rk, get("a.txt", "one"), "not json", get("a.txt", "two")), "--json")
     assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["one", "two"], 1)
     assert "work.jsonl:2: not JSON" in ended.err
-
     ended = rk("submit", lines(rk, get("b.txt", "one"), get("a.txt", "three")), "--json")
     assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["three"], 1)
     assert "work.jsonl:1: assignment_id: id 'one' was used with another job (fingerprint " in ended.err
@@ -152,7 +149,6 @@ def test_a_local_time_that_the_clock_change_skips_is_not_taken_earlier(rk: Comma
             assert rk("submit", "--type", "fs.blob_get", "--id", name, "--at", f"{sunday}T{at}").code == 0
     time.tzset()
     due = {one["id"]: one["due_at"][11:16] for one in rk("job", "list", "--json").json["jobs"]}
-
     assert due == {"before": "06:30", "gap": "07:30", "after": "07:30"}
 
 
@@ -165,7 +161,6 @@ def test_an_id_that_is_scheduled_already_keeps_its_due_time_and_that_is_said(rk:
     first = rk(*step, "--in", "2h", "--json").json
     assert (first["handed_in"], first["existing"]) == (["x"], [])
     again = rk(*step, "--in", "10m")
-
     assert (again.code, again.out) == (0, "x\n")
     assert "'x' was there already and is pending: it stays due at 20" in again.err
     assert "0 submitted, 1 there already; list them" in again.err
@@ -197,7 +192,6 @@ def test_only_the_first_of_many_ids_that_are_there_are_told_one_by_one(rk: Comma
     file = lines(rk, *(get("a.txt", f"job-{number}") for number in range(25)))
     assert "25 submitted; list" in rk("submit", file).err
     again = rk("submit", file)
-
     assert again.err.count("was there already and is pending: it goes on as it was") == 20
     assert "… and 5 more were there already" in again.err
     assert len(rk("submit", file, "--json").json["existing"]) == 25

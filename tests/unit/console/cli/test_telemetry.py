@@ -96,7 +96,6 @@ def test_json_is_the_schema_to_the_letter(rk: Commands) -> None:
 def test_the_table_has_rates_and_waits(rk: Commands) -> None:
     record({"failures": ["transient"], "times": 3}, {"failures": ["unknown", "unknown"], "quarantined": True})
     ended = rk("telemetry", "show", "--details")
-
     (row,) = [line for line in ended.out.splitlines() if line.startswith("imap_mailbox  ")]
     assert " ".join(row.split()) == "imap_mailbox 4 3 1 75% 2.00 transient 3, unknown 1 unknown 1 120 s"
     assert "imap_mailbox: 8 executions, 4 s busy" in ended.out
@@ -171,7 +170,6 @@ def test_a_reset_is_audited_and_leaves_the_other_connectors(rk: Commands) -> Non
     assert rk("telemetry", "reset", "imap_mailbox", "--dry-run").out == "imap_mailbox would begin anew\n"
     assert len(metrics(rk)) == 2
     assert rk("telemetry", "reset", "imap_mailbox", "--as", "ann").out == "imap_mailbox begins anew\n"
-
     assert list(metrics(rk)) == ["local_files"]
     lines = rk("audit", "export", "-", "--type", "operator_action").out.splitlines()
     (event,) = [json.loads(line)["event"] for line in lines]
@@ -210,7 +208,6 @@ def test_for_people_each_proposal_has_its_reason_its_effect_and_the_yaml(rk: Com
     rk.write("sources:\n  own-mail: {connector: imap_mailbox, host: a, user: b, retry: {max_attempts: 1}}\n")
     record(FINE, HOPELESS)
     ended = rk("policy", "tune", "--connector", "imap_mailbox")
-
     assert "proposal: transient_max_attempts: 7 → 1" in ended.out
     assert "    why: of 60 jobs that were not done after retry 1, later ones rescued at most 0" in ended.out
     assert "    effect: about 2250 executions fewer per 1,000 jobs" in ended.out

@@ -170,7 +170,6 @@ def test_every_event_has_its_fields_and_a_sentence(path: Path) -> None:
     (found,) = page["events"]
     assert (found["kind"], found["event"]["attempt_number"], len(found["hash"])) == ("retry", 1, 64)
     assert found["sentence"].startswith("attempt 1 failed: ConnectionError: the door of Müller")
-
     more = [BookStored(timestamp="", book_hash="ab", content={}), BreakerEvent(timestamp="", name="api", state="open")]
     said = [in_words(encode(event)) for event in [*TRAIL, *STORY, *more]]
     assert all(kind and words for kind, words in said)
@@ -182,7 +181,6 @@ def test_every_event_has_its_fields_and_a_sentence(path: Path) -> None:
 def test_a_damaged_event_is_shown_as_one_and_a_secret_is_not_shown(path: Path) -> None:
     change(path, "UPDATE audit SET body = 'nonsense' WHERE sequence = 43")
     found = asked(path, lambda operator: search_events(operator, EventQuery(limit=3)), secrets=("depot is shut",))
-
     assert [one["kind"] for one in found["events"]] == ["unreadable", "idempotency", "retry"]
     assert found["events"][0]["event"]["event_type"] == "operator_action"
     assert "depot" not in json.dumps(found)
@@ -224,7 +222,6 @@ def test_a_whole_log_is_verified_and_replayed_as_on_the_command_line(
         change(path, f"UPDATE audit SET body = replace(body, '\"', ' \"') WHERE sequence = {number}")
     verified = asked(path, verify_events)
     again = asked(path, replay_events)
-
     assert printed(capsys, path, "verify").items() <= verified.items()
     assert verified["ok"] is (number is None)
     assert printed(capsys, path, "replay").items() <= again.items()
@@ -248,7 +245,6 @@ def test_only_the_newest_events_are_verified(path: Path, statement: str, number:
     """The last case is the control: an older event is not covered, and the answer does not say that it is."""
     change(path, statement)
     found = asked(path, lambda operator: verify_events(operator, most=10))
-
     assert found["covered"] == {"events": 10, "first": 34, "last": 43, "whole": False}
     assert [one["sequence"] for one in found["mismatches"][:1]] == ([] if number is None else [number])
     assert all(problem in one["problem"] for one in found["mismatches"][:1])
@@ -315,5 +311,4 @@ async def test_a_replay_lets_others_have_their_turn() -> None:
         await asyncio.sleep(0)
         turns += 1
     assert replaying.result()["decisions"] == 1000
-
     assert turns >= 10

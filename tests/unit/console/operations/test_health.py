@@ -94,7 +94,6 @@ def test_the_extras_are_the_packages_and_a_missing_one_is_a_warning_when_it_is_n
 )
 def test_a_library_with_the_race_that_damages_files_is_a_warning(version: str, level: str) -> None:
     found = files.library_finding(version)
-
     assert found.level == level
     assert ("apsw" in found.way_out) is (level == "warning")
 
@@ -165,7 +164,6 @@ def test_an_open_store_is_examined_while_somebody_else_writes_it(tmp_path: Path)
 
     found = examined(tmp_path, work=begin)
     writer[0].execute("CREATE TABLE another (x); COMMIT")
-
     assert {one["level"] for one in found.values()} == {"ok"}
     assert {"python", "extras", "library", "schema", "durability", "content", "leases", "audit"} <= set(found)
 
@@ -299,7 +297,6 @@ def test_due_jobs_that_wait_too_long_beside_workers_that_run_are_a_warning(tmp_p
     found = examined(tmp_path, work=work)["systems"]
     assert (found["level"], "`reefknot worker list`" in found["way_out"]) == ("warning", True)
     assert "the oldest for 60 min; no running system knows the type own.lost" in found["text"]
-
     silent = written(tmp_path, "alerts: {rules: {oldest_age: {enabled: false}}}\n")
     assert examined(tmp_path, silent)["systems"]["level"] == "ok"
 

@@ -186,7 +186,6 @@ def test_no_text_of_a_rule_prints_a_number_with_all_its_digits() -> None:
     """`increase` extrapolates: 257.4301675977654 jobs."""
     rules = yaml.safe_load((DEPLOY / "prometheus" / "reefknot.rules.yml").read_text())
     texts = [text for group in rules["groups"] for one in group["rules"] for text in one["annotations"].values()]
-
     values = [found for text in texts for found in re.findall(r"\{\{ *\$value[^}]*\}\}", text)]
     assert len(values) >= 3
     assert [one for one in values if "|" not in one] == []

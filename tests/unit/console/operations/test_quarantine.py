@@ -60,7 +60,6 @@ async def test_the_sentence_of_an_action_on_many_has_their_number_filter_and_rea
     await quarantine.discard_jobs(
         scene.operator, quarantine.QuarantineQuery(fingerprint=fingerprint), because="the service is gone"
     )
-
     found = [describe(one) for one in await scene.actions()]
     assert found == [
         ("operator", "ann: quarantine.requeue c"),

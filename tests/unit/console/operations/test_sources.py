@@ -33,7 +33,6 @@ async def test_the_list_has_cursor_and_cooldown_redacted_and_bounded(scene: Oper
     assert len(found["cursor"]) == sources.LONGEST_CURSOR_SHOWN
     assert found["cooldown_until"] == values.time_text(until)
     assert SECRET not in str(found)
-
     other = await row(scene, "mail")
     assert (other["state"], other["cursor"], other["cooldown_until"]) == ("never synced", None, None)
 
@@ -130,7 +129,6 @@ async def test_documents_in_another_file_of_this_host_are_a_conflict_and_a_full_
         await sources.run_source(scene.operator, "notes")
     assert (await sources.run_source(scene.operator, "notes", full=True))["job"]
     assert (await scene.records.read("notes")).documents == ""
-
     monkeypatch.setattr(type(scene.world.store), "reached_for", 60.0)
     await scene.change("mail", documents="another /srv/documents.db")
     assert (await sources.run_source(scene.operator, "mail", full=True))["job"]

@@ -106,7 +106,6 @@ def test_disobedience_is_reported_unless_the_worker_is_gone(path: Path, monkeypa
     assert answer == {"workers": ["worker-1"], "resumed": False, "actor": "ann", "dry_run": True}
     assert asked(path, lambda operator: systems.reload_parts(operator, "router", dry_run=True))["dry_run"] is True
     assert actions(path) == []
-
     assert asked(path, lambda operator: systems.command_worker(operator, "pause"))["paused"] is False
     changed_later(monkeypatch, lambda found: [{**one, "workers": []} for one in found])
     assert asked(path, lambda operator: systems.command_worker(operator, "pause"))["paused"] is True
@@ -116,7 +115,6 @@ def test_a_reload_answers_with_the_outcome_of_each_system(path: Path, monkeypatc
     work_items.reported_running(path, "worker-1")
     (silent,) = asked(path, lambda operator: systems.reload_parts(operator, "worker"))["systems"]
     assert list(silent) == ["system_id"]
-
     outcome = {"sequence": 10**9, "problems": []}
     changed_later(monkeypatch, lambda found: [{**one, "reload": outcome} for one in found])
     (told,) = asked(path, lambda operator: systems.reload_parts(operator, "worker", "worker-1"))["systems"]

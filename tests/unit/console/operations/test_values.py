@@ -12,7 +12,6 @@ NOON = datetime(2026, 1, 25, 12, 0, tzinfo=UTC)
 
 def test_a_time_is_absolute_or_an_age() -> None:
     noon = int(NOON.timestamp() * 1000)
-
     assert time_ms("since", None) is None
     assert time_ms("since", "90s", now=NOON) == noon - 90_000
     assert time_ms("since", "1.5h", now=NOON) == noon - 5_400_000
