@@ -226,8 +226,6 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_comes(
     assert "the alerts could not be checked" in caplog.text
 
 
-# ---- values ----------------------------------------------------------------------------------------------------------
-
 WORKER = {"worker_id": "w", "classes": {"io": {"status": "critical"}, "cpu": {"status": "healthy"}}}
 
 

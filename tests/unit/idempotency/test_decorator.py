@@ -265,9 +265,6 @@ async def test_events_that_cannot_be_kept_are_kept_with_those_of_a_later_call(mo
         assert await actions_in(store.audit) == ["record", "hit", "hit"]
 
 
-# ---- audit, and mistakes in writing --------------------------------------------------------------------------------
-
-
 def test_a_wrong_form_and_an_unknown_setting_are_refused_with_the_right_one() -> None:
     async def charge(order: Order) -> None: ...
 

@@ -57,9 +57,6 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "work.jsonl"
 
 
-# ---- unknown fields and repeated keys --------------------------------------------------------------------------------
-
-
 @for_each_row(
     ("written", "expected"),
     [
@@ -176,17 +173,11 @@ def test_run_and_submit_name_an_unknown_field_whatever_its_name_show_no_secret_a
     assert (one.returncode, "--inputs: path: the key stands twice" in one.stderr) == (2, True)
 
 
-# ---- encodings -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf_16_is_one_sentence_for_the_whole_file(file: Path, encoding: str) -> None:
     content = "\ufeff" + f"{json.dumps(job('one'))}\n" * 3
     with pytest.raises(CommandError, match=r"work.jsonl: is in UTF-16; accepted: UTF-8"):
         read(file, content.encode(encoding))
-
-
-# ---- several lines ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("indent", [0, 1, 4, "\t"])

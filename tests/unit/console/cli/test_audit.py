@@ -52,9 +52,6 @@ def change(path: Path, statement: str) -> None:
     connection.close()
 
 
-# tail
-
-
 @pytest.mark.real_time
 async def test_following_shows_what_comes_and_ends_by_itself(
     rk: Commands, store: Path, capsys: pytest.CaptureFixture[str]
@@ -115,9 +112,6 @@ def test_a_message_cannot_steer_the_terminal(rk: Commands, words: list[str]) -> 
     assert rk("audit", "tail", *words).out.removesuffix("\n").isprintable()
 
 
-# export to stdout and as CSV
-
-
 @pytest.mark.usefixtures("store")
 def test_a_whole_export_to_stdout_verifies_against_a_head_that_was_printed(rk: Commands) -> None:
     rk.write(rk("audit", "export", "-").out, "log.jsonl")
@@ -139,9 +133,6 @@ def test_csv_has_a_row_per_event_and_no_cell_that_a_spreadsheet_would_compute(rk
     assert rows[3]["idempotency_key"] == "'=order-7"
     assert json.loads(rows[3]["event"])["idempotency_key"] == "=order-7"
     assert not (rk.folder / "log.csv.head.json").exists()
-
-
-# verify
 
 
 def test_events_after_the_head_are_kept_apart_and_every_head_of_a_file_is_compared(rk: Commands, store: Path) -> None:
@@ -230,9 +221,6 @@ def test_the_head_of_another_store_is_a_mismatch_and_another_programs_database_i
     assert rk("audit", "verify").code == 0, "the configured engine is found beside the configuration"
 
 
-# replay
-
-
 def test_a_decision_that_comes_out_differently_is_listed_and_the_exit_code_says_so(rk: Commands, store: Path) -> None:
     change(store, """UPDATE audit SET body = replace(body, '"delay":1.0', '"delay":9.0') WHERE sequence = 1""")
     ended = rk("audit", "replay", "--json")
@@ -290,9 +278,6 @@ def test_ten_thousand_events_are_replayed_in_seconds(rk: Commands) -> None:
     assert perf_counter() - began < 5.0 * slowness()
 
 
-# export
-
-
 @pytest.mark.usefixtures("store")
 def test_an_export_holds_every_event_byte_for_byte_and_replaces_no_file_unless_forced(rk: Commands) -> None:
     file = rk.write("mine", "log.jsonl")
@@ -329,9 +314,6 @@ def test_an_empty_log_is_exported_too_and_a_link_to_a_file_stays_a_link(rk: Comm
     assert rk("audit", "verify", "log.jsonl").code == 0
 
 
-# analyse
-
-
 @pytest.mark.usefixtures("store")
 def test_an_analysis_can_begin_later_read_a_file_and_has_a_threshold(rk: Commands) -> None:
     rk("audit", "export", "log.jsonl")
@@ -341,12 +323,6 @@ def test_an_analysis_can_begin_later_read_a_file_and_has_a_threshold(rk: Command
     above, at_limit = rk(*words, "2"), rk(*words, "3")
     assert (above.code, above.json["alerts"][0]["peak_per_minute"]) == (1, 3)
     assert (at_limit.code, at_limit.json["alerts"]) == (0, [])
-
-
-# the store that is meant
-
-
-# ---- long logs, no logs, books ---------------------------------------------------------------------------------------
 
 
 def test_a_file_that_is_no_log_is_named_with_what_was_expected(rk: Commands) -> None:

@@ -185,8 +185,6 @@ def test_every_template_is_a_whole_configuration_and_says_when_to_use_it(rk: Com
     assert any(line.startswith("# Use it ") for line in others)
 
 
-# ---- connectors of one's own -----------------------------------------------------------------------------------------
-
 CHECKED = """\
 import reefknot as rk
 

@@ -34,9 +34,6 @@ def taken() -> Iterator[int]:
         yield other.getsockname()[1]
 
 
-# ---- the port --------------------------------------------------------------------------------------------------------
-
-
 def test_a_chosen_port_in_use_is_an_error_as_is_an_address_of_another_machine(rk: Commands, taken: int) -> None:
     rk.environment.setenv("TOKEN", TOKEN)
     rk.write(f"dashboard: {{tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}, operator_token: env:TOKEN}}")
@@ -88,9 +85,6 @@ def test_the_address_has_the_token_that_was_made_only_on_a_terminal_also_as_a_li
     lines = [json.loads(line) for line in as_json.err.splitlines()]
     (address,) = [line["url"] for line in lines if line["message"] == "dashboard"]
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#token=[\w-]{43}", address)
-
-
-# ---- TLS and tokens --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,9 +145,6 @@ def test_a_missing_package_is_named_with_its_extra_and_a_dashboard_that_is_off_i
     rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
     off = rk("up", "--for", "0")
     assert (off.code, "dashboard" in off.err) == (0, False)
-
-
-# ---- the store -------------------------------------------------------------------------------------------------------
 
 
 def test_a_store_that_is_locked_is_told_as_such(rk: Commands, store: Path) -> None:

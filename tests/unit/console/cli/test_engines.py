@@ -101,9 +101,6 @@ def test_a_command_on_files_refuses_it_in_its_own_words_and_without_a_row_in_the
         engines.engine_of("stub://here")
 
 
-# ---- the engines that there are --------------------------------------------------------------------------------------
-
-
 def test_every_engine_says_what_its_addresses_mean(rk: Commands) -> None:
     assert rk("submit", "--type", "python.call", "--inputs", "{}").code == 0
     state_file = Path(".reefknot/state.db").absolute()

@@ -114,9 +114,6 @@ def shown(folder: Path, *words: str) -> dict[str, Any]:
     return found
 
 
-# ---- tracebacks ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("quarantine", ["false", "true"])
 def test_the_traceback_of_a_bug_is_shown_with_the_job_and_once_in_the_log(folder: Path, quarantine: str) -> None:
     (folder / "reefknot.yaml").write_text(CONFIGURATION.format(quarantine=quarantine))
@@ -152,9 +149,6 @@ def test_the_text_of_an_error_forges_no_line_of_what_is_shown(folder: Path) -> N
         assert "\\x1b[1A" in text
 
 
-# ---- modules ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("module", ["steps", "steps.py", "./steps.py", "pkg/steps.py"])
 def test_a_module_is_found_by_its_name_and_by_its_file(folder: Path, module: str) -> None:
     (folder / "pkg").mkdir()
@@ -168,9 +162,6 @@ def test_a_module_that_cannot_be_imported_is_told_with_the_users_file_and_line(f
     ran = command(folder, "run", work(folder, "own.talks"), "--module", "broken")
     assert (ran.returncode, ran.stdout) == (78, "")
     assert f"--module broken: cannot be imported: {folder / 'broken.py'}:5: ValueError: invalid literal" in ran.stderr
-
-
-# ---- output and ends -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more", [("--json",), ()])

@@ -16,9 +16,6 @@ def explained(rk: Commands, *words: str) -> Any:
     return rk("policy", "explain", *words, "--json").json
 
 
-# ---- explain ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_configured_secret_is_not_shown(rk: Commands) -> None:
     words = ("policy", "explain", "block:http", "--message", "it was xyzzy-4711", "--exception", "xyzzy-4711.Error")
     assert "xyzzy-4711" in rk(*words, "--json").out, "the control: nothing says yet that it is secret"
@@ -206,9 +203,6 @@ def test_an_exception_that_is_not_found_is_named_and_one_of_own_steps_is_found_i
     rk.write(GATEWAY, "gateway_steps.py")
     words = ("block:gateway.call", "--exception", "gateway_steps.GatewayError", "--module", "gateway_steps.py")
     assert explained(rk, *words)["decision"] == "retry"
-
-
-# ---- what ingestion does ---------------------------------------------------------------------------------------------
 
 
 def test_an_answer_about_a_connector_says_what_ingestion_does_by_the_configured_numbers(rk: Commands) -> None:

@@ -144,8 +144,6 @@ def test_a_job_of_a_source_is_shown_without_a_result_for_anybody(rk: Commands, s
     assert work_items.ids(rk, "job", "--state", "cancelled") == [name]
 
 
-# ---- jobs of sources that are not configured -------------------------------------------------------------------------
-
 SOURCES = "sources: {notes: {connector: local_files, path: .}}\n"
 PICKED_UP = "up within seconds"
 
@@ -196,9 +194,6 @@ def test_control_a_job_of_a_configured_source_is_picked_up(rk: Commands, of_sour
     assert (ended.json["count"], ended.json["unconfigured_sources"]) == (1, [])
     assert (PICKED_UP in ended.err, "wait" in ended.err) == (True, False)
     assert "unconfigured_sources" not in rk("quarantine", "purge", "gone@1", "--json").json
-
-
-# ---- selections that cannot be ---------------------------------------------------------------------------------------
 
 
 def test_a_filter_without_a_text_is_refused(rk: Commands, store: Path) -> None:

@@ -163,9 +163,6 @@ async def test_reading_many_ids_takes_no_more_memory(tmp_path: Path, monkeypatch
     assert bounded < 400_000 < await largest_memory(file), "the second is the control"
 
 
-# ---- gates -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_gate(rk: Commands) -> None:
     prepared(rk)
     file = lines(rk)
@@ -178,9 +175,6 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
     rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "false")
     (told,) = [line for line in rk("run", file).err.splitlines() if "worker.retries.v2 is off" in line]
     assert told.endswith("To switch it on: WORKER_RETRIES_V2_ENABLED=true; the environment overrides the file")
-
-
-# ---- bad input -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["work.jsonl", "./work.jsonl", "hard.jsonl", "soft.jsonl"])

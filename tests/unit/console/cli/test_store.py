@@ -108,8 +108,6 @@ def test_compacting_gives_space_back_and_a_dry_run_changes_nothing(rk: Commands,
     assert rk("store", "compact", "--json").json["freed"] > 300_000
 
 
-# ---- the configuration of a command that only looks ------------------------------------------------------------------
-
 LOOKS = [
     ("job", "list"),
     ("job", "show", "x"),

@@ -103,9 +103,6 @@ def test_a_bad_line_and_an_id_of_another_job_are_mistakes_and_the_rest_is_submit
     assert "key" not in ended.err + alone.err
 
 
-# ---- work for later -------------------------------------------------------------------------------------------------
-
-
 def test_work_for_later_is_listed_as_scheduled_with_its_due_time(rk: Commands) -> None:
     prepared(rk)
     for name in ("x", "given-up"):
@@ -150,9 +147,6 @@ def test_a_local_time_that_the_clock_change_skips_is_not_taken_earlier(rk: Comma
     time.tzset()
     due = {one["id"]: one["due_at"][11:16] for one in rk("job", "list", "--json").json["jobs"]}
     assert due == {"before": "06:30", "gap": "07:30", "after": "07:30"}
-
-
-# ---- ids that are there already -------------------------------------------------------------------------------------
 
 
 def test_an_id_that_is_scheduled_already_keeps_its_due_time_and_that_is_said(rk: Commands) -> None:

@@ -61,9 +61,6 @@ def metrics(rk: Commands, *words: str) -> Any:
 HOPELESS = {"failures": ["transient"] * 8, "quarantined": True, "times": 60}
 FINE = {"times": 100}
 
-# ---- show ------------------------------------------------------------------------------------------------------------
-
-
 ZERO: dict[str, Any] = {
     "total_retries": 0,
     "successful_retries": 0,
@@ -162,9 +159,6 @@ def test_a_damaged_record_is_named_with_a_way_out_and_replaced(rk: Commands, cap
     assert list(metrics(rk)) == ["local_files"]
 
 
-# ---- reset -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_reset_is_audited_and_leaves_the_other_connectors(rk: Commands) -> None:
     record(FINE, {"failures": ["transient"]}, FINE | {"connector": "local_files"})
     assert rk("telemetry", "reset", "imap_mailbox", "--dry-run").out == "imap_mailbox would begin anew\n"
@@ -177,9 +171,6 @@ def test_a_reset_is_audited_and_leaves_the_other_connectors(rk: Commands) -> Non
     assert event["details"]["counts"]["total_retries"] == 1
     record(FINE | {"connector": "my.own"})
     assert metrics(rk, "--connector", "my.own")["my.own"]["avg_attempts_until_success"] == 1
-
-
-# ---- tune ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_proposal_passes_the_check_changes_the_policy_and_touches_no_file(rk: Commands) -> None:

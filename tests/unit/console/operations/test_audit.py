@@ -99,9 +99,6 @@ def change(path: Path, statement: str) -> None:
     connection.close()
 
 
-# ---- search ----------------------------------------------------------------------------------------------------------
-
-
 def wanted(**fields: Any) -> list[int]:
     """The numbers of the events with these fields, newest first."""
     return [
@@ -205,9 +202,6 @@ def test_a_filter_that_is_not_accepted_is_named(path: Path, given: dict[str, Any
     assert (refused.value.parameter, said in str(refused.value)) == (parameter, True), str(refused.value)
 
 
-# ---- verification ----------------------------------------------------------------------------------------------------
-
-
 def printed(capsys: pytest.CaptureFixture[str], path: Path, verb: str) -> Any:
     capsys.readouterr()
     cli.main(["audit", verb, "--engine", f"sqlite:{path}", "--json"])
@@ -276,9 +270,6 @@ def test_an_empty_log_is_verified_replayed_and_searched_too(tmp_path: Path) -> N
     path = recorded(tmp_path / "empty.db", [])
     assert (asked(path, verify_events)["ok"], asked(path, replay_events)["ok"]) == (True, True)
     assert pages(path) == [{"events": [], "next": None, "looked_at": 0}]
-
-
-# ---- replay ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_decisions_are_decided_again_with_the_books_of_earlier_events(tmp_path: Path) -> None:

@@ -155,9 +155,6 @@ async def test_without_the_package_its_extra_is_named(store: MemoryStore, monkey
     assert caught.value.kind == "misconfigured"
 
 
-# ---- what is shipped -------------------------------------------------------------------------------------------------
-
-
 def expressions() -> list[tuple[str, str]]:
     board = json.loads((DEPLOY / "grafana" / "reefknot.json").read_text())
     found = [(f"grafana: {one['title']}", target["expr"]) for one in board["panels"] for target in one["targets"]]

@@ -19,9 +19,6 @@ async def row(scene: OperatorScene, name: str) -> dict[str, Any]:
     return dict(next(one for one in listed if one["name"] == name))
 
 
-# ---- the list --------------------------------------------------------------------------------------------------------
-
-
 async def test_the_list_has_cursor_and_cooldown_redacted_and_bounded(scene: OperatorScene) -> None:
     place = await scene.keep("notes", "a.md", cursor=f"after {SECRET} " + "x" * 5000)
     until = scene.world.store.moment().wall + 60_000
@@ -45,9 +42,6 @@ async def test_a_source_is_shown_with_its_settings_and_a_bounded_number_of_probl
         await sources.show_source(scene.operator, "notes", limit=0)
     with pytest.raises(ParameterError, match=r"'note' is unknown; accepted: notes, mail.*did you mean 'notes'"):
         await sources.show_source(scene.operator, "note")
-
-
-# ---- a sync ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_sync_is_queued_and_audited_and_a_second_request_names_the_same_job(scene: OperatorScene) -> None:
@@ -139,9 +133,6 @@ async def test_documents_in_another_file_of_this_host_are_a_conflict_and_a_full_
 async def test_without_a_configured_source_there_is_nothing_to_run(scene: OperatorScene) -> None:
     with pytest.raises(ParameterError, match="accepted: none is configured"):
         await sources.run_source(scene.operator, "notes")
-
-
-# ---- pause, resume, forget -------------------------------------------------------------------------------------------
 
 
 async def test_what_is_left_of_a_source_is_removed_with_its_jobs(scene: OperatorScene) -> None:
