@@ -172,8 +172,7 @@ def test_the_same_ending_twice_changes_nothing_and_only_an_unknown_outcome_can_b
     assert model.finish(record, mine, model.Done("1"), now=Moment(9, 99_999), retention_ms=RETENTION) is record
     for other in (model.Done("2"), model.Failed("1"), model.Released()):
         assert model.finish(record, mine, other, now=NOW, retention_ms=RETENTION) == model.Lost(record)
-    unknown = ended(model.Unknown())
-    told = model.resolve(unknown, model.Done("1"), now=NOW, retention_ms=RETENTION)
+    told = model.resolve(ended(model.Unknown()), model.Done("1"), now=NOW, retention_ms=RETENTION)
     assert isinstance(told, model.KeyRecord)
     assert told.state is model.KeyState.DONE
     assert model.resolve(told, model.Failed("1"), now=NOW, retention_ms=RETENTION) == model.Lost(told)

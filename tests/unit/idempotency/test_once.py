@@ -555,8 +555,7 @@ def test_a_mode_is_known_by_its_name_and_txn_is_refused_with_where_to_find_it() 
 
 async def held_by(keys: Failing, owner: str, mode: Mode = Mode.RETRY) -> None:
     """The key `k` is held by this owner, for a minute."""
-    answer = await keys.claim("k", owner=owner, lease=60, guard=mode is Mode.GUARD)
-    assert isinstance(answer, Claimed)
+    assert isinstance(await keys.claim("k", owner=owner, lease=60, guard=mode is Mode.GUARD), Claimed)
 
 
 @pytest.mark.parametrize("mode", Mode)

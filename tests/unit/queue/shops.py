@@ -22,8 +22,7 @@ async def sent(shop: Shop, *assignments: ExecAssignment | bytes, wait: float, to
 async def ran(shop: Shop, *given: Step | ExecAssignment, wait: float, **settings: Any) -> Worker:
     """Worker `w1` with the given steps, `wait` seconds after the given assignments, or work `a`, were sent to it."""
     worker = await shop.worker("w1", *(one for one in given if isinstance(one, Step)), **settings)
-    assignments = [one for one in given if isinstance(one, ExecAssignment)]
-    await sent(shop, *(assignments or [work("a")]), wait=wait)
+    await sent(shop, *([one for one in given if isinstance(one, ExecAssignment)] or [work("a")]), wait=wait)
     return worker
 
 

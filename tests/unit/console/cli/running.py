@@ -36,8 +36,7 @@ class Commands:
 
     def __call__(self, *words: str) -> Ended:
         self.taken()
-        code = main(words)
-        return Ended(code, *self.taken())
+        return Ended(main(words), *self.taken())
 
     def taken(self) -> tuple[str, str]:
         return self._capsys.readouterr()

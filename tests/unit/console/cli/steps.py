@@ -87,8 +87,7 @@ def get(path: str, name: str | None = None, **more: Any) -> dict[str, Any]:
 
 
 def lines(rk: Commands, *wanted: dict[str, Any] | str, name: str = "work.jsonl") -> str:
-    text = "".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in wanted)
-    rk.write(text, name)
+    rk.write("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in wanted), name)
     return name
 
 
@@ -111,5 +110,4 @@ def up_until_ended(rk: Commands, *names: str, module: str, as_json: bool = False
 
     rk.taken()
     session = UpSession(startup(None, None), modules=(module,), as_json=as_json)
-    code = asyncio.run(session.serve(30, drain=1, beside=until_ended))
-    return Ended(code, *rk.taken())
+    return Ended(asyncio.run(session.serve(30, drain=1, beside=until_ended)), *rk.taken())

@@ -124,8 +124,7 @@ def test_it_knows_the_statuses_that_the_documents_table_leaves_out(rk: Commands)
     decisions = {"retry": ("408", "425", "429", "500"), "stop": ("404", "501", "505")}
     for decision, statuses in decisions.items():
         for one in statuses:
-            found = rk("policy", "explain", "block:http", "--status", one, "--json").json
-            assert found["decision"] == decision, one
+            assert rk("policy", "explain", "block:http", "--status", one, "--json").json["decision"] == decision, one
 
 
 def test_a_link_is_not_followed_a_folder_of_that_name_stays_and_without_rights_it_is_77(rk: Commands) -> None:

@@ -55,8 +55,7 @@ def test_the_payload_is_printed_edited_and_given_back_as_the_next_version(rk: Co
 
 
 def test_a_job_of_a_source_goes_on_with_another_payload_in_its_own_class(rk: Commands, store: Path) -> None:
-    printed = rk("quarantine", "show", "import", "--payload-only").out
-    file = edited(rk, printed.replace("Wokr", "Work"))
+    file = edited(rk, rk("quarantine", "show", "import", "--payload-only").out.replace("Wokr", "Work"))
     assert rk("quarantine", "requeue", "import", "--payload", file).out == "import replaced by import~2\n"
     job = IngestionJob.of(work_items.item(store, "import~2"))
     assert (job.payload, job.source, job.is_sync) == ({"folder": "Work"}, "notes", False)
@@ -153,8 +152,7 @@ def test_a_version_of_a_version_counts_on_and_keeps_its_tenant(rk: Commands, sto
         item = WorkItem("acme|x~2", "t", tenant_id="acme", payload=json.dumps(assignment).encode())
         await store.work.enqueue([item])
         (held,) = await store.work.claim(1, WorkClaim(owner="o", classes=("cpu",)))
-        settlement = Settlement(held.id, "o", held.fence, Quarantine("bad"))
-        assert await store.work.settle([settlement]) == [True]
+        assert await store.work.settle([Settlement(held.id, "o", held.fence, Quarantine("bad"))]) == [True]
 
     in_store(store, work)
     ended = rk("quarantine", "requeue", "x~2", "--tenant", "acme", "--payload", edited(rk, {"a": 1}))

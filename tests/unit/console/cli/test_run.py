@@ -83,8 +83,7 @@ def test_a_full_queue_makes_it_wait_and_not_fail(rk: Commands) -> None:
     """Forty naps, a queue of one place at the router and at the worker."""
     own = prepared(rk, size=1)
     file = lines(rk, *(own.nap(f"n{number}", 0.01) for number in range(40)))
-    found = summary(rk, file, "--module", own.module, code=0)
-    assert found["succeeded"] == 40
+    assert summary(rk, file, "--module", own.module, code=0)["succeeded"] == 40
 
 
 def test_the_same_ids_again_are_answered_from_the_record_and_another_job_under_one_is_rejected(rk: Commands) -> None:
@@ -218,8 +217,7 @@ def test_an_existing_results_file_is_replaced_with_force_alone_and_not_by_a_run_
 @pytest.mark.parametrize("names", [("ok", "route/ok"), ("route/ok", "ok")])
 def test_an_id_that_reads_like_a_submission_of_another_is_like_any_other(rk: Commands, names: tuple[str, str]) -> None:
     prepared(rk, size=1)
-    file = lines(rk, *(get("a.txt", name) for name in names))
-    assert summary(rk, file, code=0)["succeeded"] == 2
+    assert summary(rk, lines(rk, *(get("a.txt", name) for name in names)), code=0)["succeeded"] == 2
     listed = rk("job", "list", "--json").json["jobs"]
     assert sorted((one["id"], one["state"]) for one in listed) == [(name, "succeeded") for name in sorted(names)]
 

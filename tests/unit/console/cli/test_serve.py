@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 def test_events_are_printed_as_it_happens_and_counted_at_the_end(rk: Commands) -> None:
     own = prepared(rk, quarantine=True)
-    file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), ODD)
-    assert rk("submit", file).code == 0
+    assert rk("submit", lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), ODD)).code == 0
     ended = up_until_ended(rk, "lucky", "unlucky", "odd", module=own.module)
     assert ended.code == 0
     told = [line.split(maxsplit=2)[1:] for line in ended.out.splitlines()[:-1]]
@@ -50,16 +49,14 @@ def test_every_end_is_counted_once_and_for_programs_every_line_is_json(rk: Comma
     assert ends == {"succeeded": 2, "failed": 1, "timed_out": 1, "cancelled": 0, "rejected": 1, "dropped": 0}
     assert summary["recovered"] == 1
     events = [json.loads(line) for line in ended.out.splitlines()[:-1]]
-    told = [one["event_type"] for one in events if one["work_id"] == "lucky"]
-    assert told == ["retry_attempt", "retry_recovered"]
+    assert [one["event_type"] for one in events if one["work_id"] == "lucky"] == ["retry_attempt", "retry_recovered"]
     assert any('"odd"' in line for line in ended.out.splitlines())
 
 
 def test_every_end_of_jobs_that_were_run_again_is_counted_from_one_source(rk: Commands) -> None:
     """A time-out, a cancellation and a rejection, of which the router hears nothing, or a worker nothing."""
     own = prepared(rk)
-    late = own.nap("late", 9, options={"timeout_ms": 50})
-    rk("submit", lines(rk, late))
+    rk("submit", lines(rk, own.nap("late", 9, options={"timeout_ms": 50})))
     up_until_ended(rk, "late", module=own.module)
     assert rk("job", "retry", "late").code == 0
     odd = {"assignment_id": "odd", "request_id": "r", "job": {"type": "fs.blob_get", "payload_ref": "elsewhere"}}

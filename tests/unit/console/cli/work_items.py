@@ -53,8 +53,7 @@ def accepted(
         assert await store.work.assign([item]) != [None]
         (claimed,) = await store.work.claim(1, WorkClaim(owner="worker-1#1", classes=(f"cpu@{worker}",), lease=0.001))
         if settled is not None:
-            report = Settlement(claimed.id, claimed.owner, claimed.fence, settled)
-            assert await store.work.settle([report]) == [True]
+            assert await store.work.settle([Settlement(claimed.id, claimed.owner, claimed.fence, settled)]) == [True]
 
     in_store(path, work)
 

@@ -32,8 +32,7 @@ def test_every_chart_escapes_its_texts_is_described_in_words_and_has_no_style_of
     """The content policy refuses a style that is not in the sheet."""
     plain, hostile = (elements(DRAWN[name](text)) for text in ("a title", HOSTILE))
     assert [one.tag for one in hostile] == [one.tag for one in plain]
-    shown = "".join(text for one in hostile for text in (one.text or "", *one.attrib.values()))
-    assert shown.isprintable()
+    assert "".join(text for one in hostile for text in (one.text or "", *one.attrib.values())).isprintable()
     assert not {one.tag for one in hostile} & {"style", "script"}
     assert all("style" not in one.attrib and "fill" not in one.attrib for one in plain)
     assert plain[0].get("role") == ("group" if name == "timeline" else "img")

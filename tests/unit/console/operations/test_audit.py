@@ -260,8 +260,7 @@ def test_heads_that_were_kept_are_compared_where_they_are_covered(tmp_path: Path
     assert missing["heads_missing"] == str(file)
     found = newest()
     assert (found["ok"], found["proven_up_to"], found["heads_missing"]) == (True, 43, None)
-    problems = [one["problem"] for one in newest(hash="0" * 64)["mismatches"]]
-    assert problems == ["the hash is not the one of the head"]
+    assert [one["problem"] for one in newest(hash="0" * 64)["mismatches"]] == ["the hash is not the one of the head"]
     older = newest(sequence=5)
     assert (older["ok"], older["proven_up_to"], older["compared_with"]) == (True, None, None), "it is not covered"
 

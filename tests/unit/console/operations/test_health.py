@@ -303,8 +303,7 @@ def test_due_jobs_that_wait_too_long_beside_workers_that_run_are_a_warning(tmp_p
 
 async def changed_worker(store: Store, **changes: Any) -> None:
     system = System(store, SystemClock(), settings=default_settings(), blocks={}, workers=("worker-1",))
-    worker = msgspec.to_builtins(system.workers[0].snapshot()) | changes
-    await reported(store, workers=[worker])
+    await reported(store, workers=[msgspec.to_builtins(system.workers[0].snapshot()) | changes])
 
 
 @for_each_row(

@@ -81,8 +81,7 @@ async def test_a_full_sync_begins_without_a_cursor_once_also_after_a_failed_firs
         await asyncio.sleep(10)
         assert await scene.world.state(asked["job"]) is WorkState.SUCCEEDED
     assert cursors == ["", "c1", "", "c3", "c4", "c5"]
-    details = [one.details for one in await scene.actions()]
-    assert details == [{"full": False}, {"full": True}, {"full": False}]
+    assert [one.details for one in await scene.actions()] == [{"full": False}, {"full": True}, {"full": False}]
     await sources.run_source(scene.operator, "notes", full=True)
     await asyncio.sleep(3600)
     assert cursors[6:] == ["", ""]

@@ -297,8 +297,7 @@ async def test_a_job_refused_or_cancelled_without_an_attempt_has_none(scene: Ope
 async def test_the_layer_is_that_of_the_configured_book_if_it_is_the_one_that_decided(scene: OperatorScene) -> None:
     assert scene.operator.settings is not None
     book = scene.operator.settings.book
-    policy = book.resolve("block:http.request", FAILURE, request=Request(retries=2))
-    again = decided(1, 0.5, policy=policy)
+    again = decided(1, 0.5, policy=book.resolve("block:http.request", FAILURE, request=Request(retries=2)))
     other = structs.replace(again, book_hash="0" * 64)
     changed = structs.replace(again, policy=structs.replace(again.policy, base_delay=77.0))
     found = await told(scene, [*BEGUN, retried(1, 1, again), retried(2, 2, other), retried(3, 3, changed)])
@@ -331,8 +330,7 @@ async def test_a_story_is_bounded_redacted_and_only_of_its_own_tenant(
 ) -> None:
     monkeypatch.setattr(jobs, "MOST_EVENTS", 4)
     events = [retried(n, n, decided(1, 0.5, message=f"no entry with {SECRET}")) for n in range(1, 7)]
-    others = [structs.replace(one, tenant_id="acme") for one in events]
-    found = await told(scene, [*others, *events])
+    found = await told(scene, [*[structs.replace(one, tenant_id="acme") for one in events], *events])
     assert (len(found["events"]), found["is_cut"]) == (4, True)
     assert [one["number"] for one in found["attempts"]][:4] == [1, 2, 3, 4]
     assert SECRET not in str(found)

@@ -40,8 +40,7 @@ def fails(
     traffic: Traffic = QUIET,
 ) -> DestinationHealth:
     for number, job in enumerate(jobs):
-        permit = Permit(health.generation)
-        health = failed(health, permit, at + number * every, rules, job=job, traffic=traffic)
+        health = failed(health, Permit(health.generation), at + number * every, rules, job=job, traffic=traffic)
     return health
 
 
@@ -73,8 +72,7 @@ def test_one_tenant_alone_and_a_switch_keep_it_closed() -> None:
 
 
 def test_an_answer_between_them_begins_the_count_again() -> None:
-    nine = fails(DestinationHealth(), *"abcabcabc")
-    well = answered(nine, Permit(0), RULES)
+    well = answered(fails(DestinationHealth(), *"abcabcabc"), Permit(0), RULES)
     assert well == DestinationHealth()
     assert answered(well, Permit(0), RULES) is well
     assert fails(well, *"abcabcabc", at=200.0).state(300.0) is CLOSED
@@ -82,8 +80,7 @@ def test_an_answer_between_them_begins_the_count_again() -> None:
 
 def test_failures_and_the_jobs_that_failed_count_for_five_minutes() -> None:
     for every, state in ((33.0, OPEN), (34.0, CLOSED)):
-        health = fails(DestinationHealth(), *"abcabcabca", every=every)
-        assert health.state(100.0 + 9 * every) is state
+        assert fails(DestinationHealth(), *"abcabcabca", every=every).state(100.0 + 9 * every) is state
     early = fails(DestinationHealth(), "a", "b", at=0.0)
     assert fails(early, *("c" * 20), at=302.0, every=0.1).state(305.0) is CLOSED
 

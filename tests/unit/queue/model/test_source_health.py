@@ -94,8 +94,7 @@ def test_a_probe_that_succeeds_begins_a_slow_start() -> None:
     assert places == [1, 2, 3, 4, 4]
     assert health.condition(now) is SourceCondition.HEALTHY
     assert health == SourceHealth(answered_at=now)
-    read_to_its_end = after_answer(probed, now, limit=0)
-    assert read_to_its_end.condition(now) is SourceCondition.HEALTHY, "it is back at once"
+    assert after_answer(probed, now, limit=0).condition(now) is SourceCondition.HEALTHY, "it is back at once"
 
 
 def test_a_failure_during_the_slow_start_lets_it_rest_again_for_longer() -> None:
@@ -126,8 +125,7 @@ def test_jobs_that_are_to_blame_do_not_open_the_breaker_but_keep_it_open() -> No
         health = after_outage(health, job, NOW, RULES, first_attempt_at=NOW - 1)
     assert health == SourceHealth(answered_at=NOW)
     opened = down(health)
-    later = after_outage(opened, "c", opened.rests_until, RULES, first_attempt_at=NOW - 1)
-    assert later.rests == opened.rests + 1
+    assert after_outage(opened, "c", opened.rests_until, RULES, first_attempt_at=NOW - 1).rests == opened.rests + 1
 
 
 def test_the_time_of_an_answer_is_written_now_and_then() -> None:

@@ -319,8 +319,7 @@ def test_tenants_take_turns_within_a_priority_beginning_behind_the_last() -> Non
         "b": [(0, 0, 5)],
         "c": [(9, 9, 6), (0, 0, 7)],
     }
-    numbers = [waiting[2] for _, waiting in in_turns(queues, 99)]
-    assert numbers == [6, 1, 2, 5, 7, 3, 4]
+    assert [waiting[2] for _, waiting in in_turns(queues, 99)] == [6, 1, 2, 5, 7, 3, 4]
     assert [name for name, _ in in_turns(queues, 99, after="a")] == ["c", "a", "b", "c", "a", "a", "a"]
     assert [name for name, _ in in_turns(queues, 3, after="c")] == ["c", "a", "a"]
     assert in_turns(queues, 0) == []

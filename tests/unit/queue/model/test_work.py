@@ -59,8 +59,7 @@ def fresh() -> WorkItem:
 
 
 def running(**changes: object) -> WorkItem:
-    item = started(fresh(), owner="w", fence=1, lease_ms=500, now=NOW)
-    return structs.replace(item, **changes)
+    return structs.replace(started(fresh(), owner="w", fence=1, lease_ms=500, now=NOW), **changes)
 
 
 def aside() -> WorkItem:
@@ -193,8 +192,7 @@ def test_the_time_of_a_wait_for_the_key_of_another_is_not_the_works_own() -> Non
 def test_a_snooze_says_which_failure_put_the_work_off_and_keeps_an_earlier_one() -> None:
     limited = settle(running(), Snooze(60_000, "limit", failure_type="rate_limited"), LATER)
     assert (limited.attempts, limited.budget.failure_type) == (0, "rate_limited")
-    again = settle(running(budget=limited.budget), Snooze(60_000), LATER)
-    assert again.budget.failure_type == "rate_limited"
+    assert settle(running(budget=limited.budget), Snooze(60_000), LATER).budget.failure_type == "rate_limited"
 
 
 def test_progress_since_the_last_failure_gives_all_attempts_again() -> None:
@@ -342,8 +340,7 @@ def test_what_routers_went_through_is_not_charged_to_the_worker() -> None:
         item = lease_ran_out(held, LATER, crash_limit=1_000_000_000)
     after = assigned(item, to_worker(), LATER)
     assert (after.crashes, after.budget) == (0, Budget())
-    crashed = lease_ran_out(started(after, owner="w", fence=2, lease_ms=500, now=LATER), LATER)
-    assert crashed.state is S.PENDING
+    assert lease_ran_out(started(after, owner="w", fence=2, lease_ms=500, now=LATER), LATER).state is S.PENDING
 
 
 def test_a_router_that_stops_is_not_an_interruption_of_the_work() -> None:
@@ -441,8 +438,7 @@ def test_without_a_tenant_a_record_has_the_id_of_its_assignment(name: str, tenan
     assert record_id(name, tenant) == record
     assert ExecAssignment(name, "r", Job("t"), tenant_id=tenant).record_id == record
     assert Cancel(name, tenant_id=tenant).record_id == record
-    result = ExecResult(name, "r", ResultStatus.SUCCESS, "w", ResultJob("t"), tenant_id=tenant)
-    assert result.record_id == record
+    assert ExecResult(name, "r", ResultStatus.SUCCESS, "w", ResultJob("t"), tenant_id=tenant).record_id == record
 
 
 def test_a_suspect_runs_by_itself_and_what_comes_before_it_together() -> None:

@@ -30,8 +30,7 @@ class Told(Step):
 
 
 def of(tenant: str | None, name: str = "x", *, request: str = "", **payload: Any) -> ExecAssignment:
-    given = work(name, payload)
-    return structs.replace(given, tenant_id=tenant, request_id=request or f"r-{tenant}")
+    return structs.replace(work(name, payload), tenant_id=tenant, request_id=request or f"r-{tenant}")
 
 
 def tenant_told(result: ExecResult) -> Any:

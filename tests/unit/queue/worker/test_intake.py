@@ -63,8 +63,7 @@ async def test_a_full_queue_refuses_with_reason_and_time(shop: Shop, policy: Rej
 
 async def test_deferred_work_takes_a_place_and_runs_when_its_time_comes(shop: Shop) -> None:
     """750 of 1000: 15 s."""
-    worker = await busy(shop, 1000, 0, rules=Rules(size=1000, policy=RejectionPolicy.DEFER))
-    pool = worker.pools["cpu"]
+    pool = (await busy(shop, 1000, 0, rules=Rules(size=1000, policy=RejectionPolicy.DEFER))).pools["cpu"]
     pool.depth = lambda: 750
     await shop.send(work("d"))
     assert shop.ack("d").message == "Assignment deferred for 15000ms"
@@ -158,8 +157,7 @@ async def test_the_baseline_has_no_bound_and_not_one_new_field(shop: Shop) -> No
 
 
 async def test_the_baselines_heartbeat_does_not_tell_how_full_it_is(shop: Shop) -> None:
-    worker = await busy(shop, 2, 50, queue_v2=False)
-    said = worker.heartbeat().classes["cpu"]
+    said = (await busy(shop, 2, 50, queue_v2=False)).heartbeat().classes["cpu"]
     assert (said.status, said.queue_depth, said.active) == (OverloadStatus.HEALTHY, 0, 1)
 
 
@@ -388,8 +386,7 @@ def after(burst: Burst, way: str, rules: Rules, *, slots: int = 1, late: str = "
             first.setdefault(ack.assignment_id, ack)
         seen.accepted = [name for name, ack in first.items() if ack.status is AckStatus.ACCEPTED]
         seen.rejected = [name for name, ack in first.items() if ack.status is AckStatus.REJECTED]
-        waiting = {*pool.queue._ready, *pool.queue._later}
-        assert waiting == set(seen.accepted) - set(seen.dropped)
+        assert {*pool.queue._ready, *pool.queue._later} == set(seen.accepted) - set(seen.dropped)
         assert {one.assignment_id for one in shop.results} == set(seen.dropped)
 
     with_shop(story)
@@ -428,5 +425,4 @@ def test_depth_and_policy_hold_for_any_burst(way: str, policy: RejectionPolicy, 
 
 def test_control_a_pool_that_does_not_wait_for_what_is_being_written_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.queue.worker.admission._makes_room_later", lambda pool, arrival: False)
-    seen = after([(0, 0)] * 10, "shared", Rules(size=3, policy=RejectionPolicy.DROP_OLDEST))
-    assert seen.rejected
+    assert after([(0, 0)] * 10, "shared", Rules(size=3, policy=RejectionPolicy.DROP_OLDEST)).rejected
