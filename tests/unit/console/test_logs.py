@@ -94,14 +94,12 @@ def test_lines_are_text_on_a_terminal_alone(form: str, is_terminal: bool, monkey
     stderr = Terminal(is_terminal=is_terminal)
     monkeypatch.setattr(sys, "stderr", stderr)
     with LogFlags(log_format=form).applied():
-        OURS.warning(
-            "Scheduling retry", extra={"decision": "retry", "wait_s": 2.0, "detail": "notes: attempt 1 failed"}
-        )
+        OURS.warning("Scheduling retry", extra={"decision": "retry", "wait_s": 2.0, "detail": "notes: 1 failed"})
     (line,) = stderr.getvalue().splitlines()
     if form == "json" or (form == "auto" and not is_terminal):
         assert (json.loads(line)["decision"], json.loads(line)["wait_s"]) == ("retry", 2.0)
     else:
-        assert line.endswith(" WARNING reefknot: Scheduling retry: notes: attempt 1 failed")
+        assert line.endswith(" WARNING reefknot: Scheduling retry: notes: 1 failed")
 
 
 def test_a_stderr_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,14 +24,8 @@ from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, SourceError
 from reefknot.ingest.port import FetchRequest, Page
 from reefknot.policy.settings import Settings, load_settings
-from reefknot.queue.model.messages import (
-    AssignmentOptions,
-    Correlation,
-    ExecAssignment,
-    ExecResult,
-    Job,
-    assign_subject,
-)
+from reefknot.queue.model import messages
+from reefknot.queue.model.messages import AssignmentOptions, ExecAssignment, ExecResult, Job
 from reefknot.retrying.retrier import Retrier
 from reefknot.runtime.tracing import current_trace_id, current_traceparent, tracing
 from reefknot.testing import run_virtual
@@ -261,7 +255,7 @@ async def flaky(inputs, context):
 
 
 def job(name: str, *, traceparent: str | None = None, deadline_ms: int | None = None, **payload: Any) -> ExecAssignment:
-    correlation = None if traceparent is None else Correlation(None, traceparent)
+    correlation = None if traceparent is None else messages.Correlation(None, traceparent)
     options = AssignmentOptions(deadline_ms=deadline_ms)
     return ExecAssignment(name, "r", Job("traced.flaky", payload), correlation=correlation, options=options)
 
@@ -297,7 +291,7 @@ def test_a_job_in_memory_is_one_span_below_its_submission(spans: Spans, system_s
 
 
 def test_a_submission_goes_on_below_its_span_and_keeps_its_trace_id(spans: Spans, system_settings: Settings) -> None:
-    named = structs.replace(job("a"), correlation=Correlation("order-7", TRACEPARENT))
+    named = structs.replace(job("a"), correlation=messages.Correlation("order-7", TRACEPARENT))
     assert working(system_settings, named).trace_id == "order-7"
     assert {f"{one.context.trace_id:032x}" for one in spans.all()} == {TRACEPARENT[3:35]}
     (submitted,), (ended,) = spans.named(SUBMITTED), spans.named("reefknot.job traced.flaky")
@@ -326,7 +320,7 @@ def test_a_router_sends_the_span_as_a_standard_header(spans: Spans, system_setti
         traces.disable()
 
     async def work(system: System) -> dict[str, str]:
-        heard = system.store.transport().subscribe(assign_subject("worker-1"))
+        heard = system.store.transport().subscribe(messages.assign_subject("worker-1"))
         await (await system.submit(job("a", traceparent=TRACEPARENT)))
         return dict((await anext(aiter(heard))).headers)
 

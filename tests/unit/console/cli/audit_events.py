@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -48,32 +48,16 @@ def decision(attempts: int, message: str = "it broke") -> DecisionRecord:
 
 
 def attempt(second: float, category: str = "RETRY_KV_GET", *, number: int = 1, message: str = "it broke") -> AnyEvent:
-    return RetryAttempt(
-        timestamp=at(second),
-        retry_category=category,
-        operation="get it",
-        correlation_id=f"c{number}",
-        trace_id=f"t{number}",
-        attempt_number=number,
-        max_attempts=3,
-        delay_seconds=float(2 ** (number - 1)),
-        exception_type="ConnectionError",
-        exception_message=message,
-        decision=decision(number, message),
-    )
+    about: Any = {"timestamp": at(second), "retry_category": category, "operation": "get it", "max_attempts": 3}
+    about |= {"correlation_id": f"c{number}", "trace_id": f"t{number}", "attempt_number": number}
+    raised = {"exception_type": "ConnectionError", "exception_message": message}
+    return RetryAttempt(**about, **raised, delay_seconds=2.0 ** (number - 1), decision=decision(number, message))
 
 
 def exhausted(second: float, category: str = "RETRY_KV_GET") -> AnyEvent:
-    return RetryExhausted(
-        timestamp=at(second),
-        retry_category=category,
-        operation="get it",
-        total_attempts=3,
-        final_exception_type="ConnectionError",
-        final_exception_message="it broke",
-        reason=Reason.ATTEMPTS_SPENT,
-        decision=decision(3),
-    )
+    about: Any = {"timestamp": at(second), "retry_category": category, "operation": "get it", "total_attempts": 3}
+    raised = {"final_exception_type": "ConnectionError", "final_exception_message": "it broke"}
+    return RetryExhausted(**about, **raised, reason=Reason.ATTEMPTS_SPENT, decision=decision(3))
 
 
 STORY: list[AnyEvent] = [

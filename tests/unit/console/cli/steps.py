@@ -58,11 +58,8 @@ class Folder(NamedTuple):
 
     def flaky(self, name: str, failures: int, **more: Any) -> dict[str, Any]:
         payload = {"name": name, "failures": failures}
-        return {
-            "assignment_id": name,
-            "request_id": "r",
-            "job": {"type": f"{self.prefix}.flaky", "payload": payload},
-        } | more
+        job = {"type": f"{self.prefix}.flaky", "payload": payload}
+        return {"assignment_id": name, "request_id": "r", "job": job} | more
 
     def nap(self, name: str, seconds: float, **more: Any) -> dict[str, Any]:
         job = {"type": f"{self.prefix}.nap", "payload": {"seconds": seconds}}

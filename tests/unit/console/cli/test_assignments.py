@@ -18,9 +18,7 @@ from reefknot.queue.model.messages import ExecAssignment, InvalidMessage, read_a
 from tests.rows import for_each_row
 from tests.warm_commands import run_warm
 
-CONFIGURATION = (
-    "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\nblocks: {fs: {roots: [files]}}\n"
-)
+V2 = "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\nblocks: {fs: {roots: [files]}}\n"
 
 
 def read(path: Path, content: bytes | str) -> list[AssignmentLine | InvalidLine]:
@@ -139,7 +137,7 @@ def test_each_mistake_is_named_with_line_and_path(content: bytes | str, expected
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "reefknot.yaml").write_text(f"{CONFIGURATION}\nsecrets: {{mine: 'file:mine.txt'}}\n")
+    (tmp_path / "reefknot.yaml").write_text(f"{V2}\nsecrets: {{mine: 'file:mine.txt'}}\n")
     (tmp_path / "mine.txt").write_text("xyzzy-4711")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("ahoy")

@@ -67,10 +67,7 @@ def test_without_a_terminal_all_that_a_service_says_is_lines_of_json(rk: Command
 
 def test_the_traceback_of_a_step_is_a_field_of_its_line_and_the_feed_is_for_terminals(rk: Commands) -> None:
     rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
-    rk.write(
-        "import reefknot as rk\n\n@rk.block('own.bug')\nasync def bug(inputs, context):\n    return {}['x']\n",
-        "bugs.py",
-    )
+    rk.write("import reefknot as rk\n@rk.block('own.bug')\nasync def bug(inputs, context):\n    {}['x']\n", "bugs.py")
     assert rk("submit", "--type", "own.bug", "--id", "one").code == 0
     ended = rk("up", "--for", "2", "--module", "bugs", "--log-format", "json", "--log-level", "info")
     lines = [json.loads(line) for line in ended.err.splitlines()]

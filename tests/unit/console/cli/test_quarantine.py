@@ -22,14 +22,8 @@ def store(store: Path) -> Path:
 
 
 def test_a_list_narrows_by_type_and_reason(rk: Commands, store: Path) -> None:
-    table = {
-        "": ["a", "b"],
-        "--type other.type": ["b"],
-        "--reason attempts": ["a"],
-        "--before 1h": [],
-        "--limit 1": ["a"],
-        "--after a": ["b"],
-    }
+    table = {"": ["a", "b"], "--type other.type": ["b"], "--reason attempts": ["a"]}
+    table |= {"--before 1h": [], "--limit 1": ["a"], "--after a": ["b"]}
     assert {words: work_items.ids(rk, "quarantine", *words.split()) for words in table} == table
     for form in ((), ("--json",)):
         assert "hunter2" not in rk("quarantine", "show", "a", *form).out

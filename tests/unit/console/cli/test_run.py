@@ -54,20 +54,9 @@ def test_a_retried_success_is_recovered_and_a_spent_one_failed_also_in_quarantin
 
 def test_bad_lines_are_reported_with_their_numbers_and_the_good_ones_run(rk: Commands) -> None:
     prepared(rk)
-    file = lines(
-        rk,
-        get("a.txt", "one"),
-        "{not json",
-        "",
-        "[1]",
-        '{"job": {"payload": {}}}',
-        get("a.txt", "one"),
-        get("a.txt", options={"deadline_ms": 0}),
-        get("a.txt", version="7"),
-        get("a.txt", resource_class="tpu"),
-        json.dumps(get("a" * LARGEST_MESSAGE)),
-        get("a.txt", "two"),
-    )
+    good, bad = get("a.txt", "one"), ["{not json", "", "[1]", '{"job": {"payload": {}}}']
+    odd = [get("a.txt", options={"deadline_ms": 0}), get("a.txt", version="7"), get("a.txt", resource_class="tpu")]
+    file = lines(rk, good, *bad, good, *odd, json.dumps(get("a" * LARGEST_MESSAGE)), get("a.txt", "two"))
     ended = rk("run", file, "--json")
     told = [line.removeprefix("work.jsonl:") for line in ended.err.splitlines() if line.startswith("work.jsonl:")]
 

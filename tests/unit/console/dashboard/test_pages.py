@@ -31,18 +31,8 @@ schedules:
 """
 TEMPLATES = Path(pages.__file__).parent / "templates"
 TARGETS = (
-    "/",
-    "/alerts",
-    "/work",
-    "/quarantine",
-    "/policies",
-    "/policies?target=block:http&status=429",
-    "/workers",
-    "/sources",
-    "/audit",
-    "/audit/verify",
-    "/audit/replay",
-    "/health",
+    *("/", "/alerts", "/work", "/quarantine", "/policies", "/policies?target=block:http&status=429"),
+    *("/workers", "/sources", "/audit", "/audit/verify", "/audit/replay", "/health"),
 )
 
 

@@ -59,9 +59,7 @@ async def test_a_retry_has_its_count_before_the_first_change_and_why_named_jobs_
     listener = bulk.BulkListener(heard.append, heard.append, lambda records: heard.append(list(records)))
     await kept(scene, WorkItem("waits", "local_files"))
     failed = WorkItem("acme|paid", "http.request", tenant_id="acme")
-    await kept(
-        scene, failed, WorkFailed('{"code": "HTTP_ERROR", "message": "it answered 503"}', None, "attempts_spent")
-    )
+    await kept(scene, failed, WorkFailed('{"code": "HTTP_ERROR", "message": "it answered 503"}', None, "spent"))
     query = jobs.RetryQuery(state="failed", reason="spent")
     dry = await jobs.retry_jobs(scene.operator, query, dry_run=True)
     assert (dry["retried"], dry["tenant_ids"], dry["by_type"]) == (["paid"], ["acme"], {"http.request": 1})

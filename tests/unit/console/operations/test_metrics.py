@@ -191,6 +191,5 @@ def test_no_text_of_a_rule_prints_a_number_with_all_its_digits() -> None:
 async def test_the_reference_has_every_metric_and_no_other(store: MemoryStore) -> None:
     page = (DEPLOY.parent / "docs" / "reference" / "metrics.md").read_text()
     written = set(re.findall(r"^\| `(reefknot_\w+)", page, re.MULTILINE))
-    assert written == {
-        name + ("_total" if one.type == "counter" else "") for name, one in (await scraped(store)).items()
-    }
+    found = await scraped(store)
+    assert written == {name + ("_total" if one.type == "counter" else "") for name, one in found.items()}
