@@ -7,17 +7,8 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from reefknot.audit.model.event import (
-    AnyEvent,
-    DecisionRecord,
-    IdempotencyEvent,
-    RetryAttempt,
-    RetryExhausted,
-    RetryRecovered,
-    encode,
-    timestamp,
-    timestamp_ms,
-)
+from reefknot.audit.model import event as audited
+from reefknot.audit.model.event import AnyEvent, DecisionRecord, IdempotencyEvent, RetryAttempt, RetryExhausted, encode
 from reefknot.audit.port import AuditEntry
 from reefknot.core.decide import History, Reason, decide
 from reefknot.core.failure import ErrorCode, Failure, FailureType
@@ -39,7 +30,7 @@ def in_store(path: Path, work: Callable[[port.Store], Awaitable[R]]) -> R:
 
 
 def at(second: float) -> str:
-    return timestamp(NOON + second)
+    return audited.timestamp(NOON + second)
 
 
 def decision(attempts: int, message: str = "it broke") -> DecisionRecord:
@@ -50,13 +41,13 @@ def decision(attempts: int, message: str = "it broke") -> DecisionRecord:
 def attempt(second: float, category: str = "RETRY_KV_GET", *, number: int = 1, message: str = "it broke") -> AnyEvent:
     about: Any = {"timestamp": at(second), "retry_category": category, "operation": "get it", "max_attempts": 3}
     about |= {"correlation_id": f"c{number}", "trace_id": f"t{number}", "attempt_number": number}
-    raised = {"exception_type": "ConnectionError", "exception_message": message}
+    raised: Any = {"exception_type": "ConnectionError", "exception_message": message}
     return RetryAttempt(**about, **raised, delay_seconds=2.0 ** (number - 1), decision=decision(number, message))
 
 
 def exhausted(second: float, category: str = "RETRY_KV_GET") -> AnyEvent:
     about: Any = {"timestamp": at(second), "retry_category": category, "operation": "get it", "total_attempts": 3}
-    raised = {"final_exception_type": "ConnectionError", "final_exception_message": "it broke"}
+    raised: Any = {"final_exception_type": "ConnectionError", "final_exception_message": "it broke"}
     return RetryExhausted(**about, **raised, reason=Reason.ATTEMPTS_SPENT, decision=decision(3))
 
 
@@ -65,14 +56,16 @@ STORY: list[AnyEvent] = [
     attempt(1, number=2),
     exhausted(3),
     attempt(10, "RETRY_NATS_PUBLISH"),
-    RetryRecovered(timestamp=at(11), retry_category="RETRY_NATS_PUBLISH", total_attempts=2, elapsed_seconds=1.0),
+    audited.RetryRecovered(
+        timestamp=at(11), retry_category="RETRY_NATS_PUBLISH", total_attempts=2, elapsed_seconds=1.0
+    ),
     IdempotencyEvent(timestamp=at(12), idempotency_key="order-7", action="record"),
 ]
 """Two operations and a key; three decisions to retry, one to stop."""
 
 
 def entry(event: AnyEvent) -> AuditEntry:
-    at = timestamp_ms(event.timestamp) or 0
+    at = audited.timestamp_ms(event.timestamp) or 0
     return AuditEntry(encode(event), event.event_type, at, event.correlation_id, event.trace_id, event.work_id)
 
 

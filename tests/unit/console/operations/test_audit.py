@@ -10,18 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from reefknot.audit.model.event import (
-    Admission,
-    AnyEvent,
-    BookStored,
-    BreakerEvent,
-    Completed,
-    IdempotencyEvent,
-    OperatorAction,
-    Routing,
-    Submitted,
-    encode,
-)
+from reefknot.audit.model import event as audited
+from reefknot.audit.model.event import Admission, AnyEvent, BookStored, BreakerEvent, Completed, OperatorAction, encode
 from reefknot.audit.port import AuditQuery
 from reefknot.console import cli, operations
 from reefknot.console.operations.audit import EventQuery, audit_head, replay_events, search_events, verify_events
@@ -43,8 +33,8 @@ BOOK: dict[str, Any] = {"operations": {"KV_GET": {"max_attempts": 9}}}
 def job(number: int, tenant: str) -> list[AnyEvent]:
     common: dict[str, Any] = {"work_id": f"job-{number}", "tenant_id": tenant, "correlation_id": f"r{number}"}
     return [
-        Submitted(timestamp=at(number), actor="ann", **common),
-        Routing(timestamp=at(number + 0.1), worker_id="worker-1", **common),
+        audited.Submitted(timestamp=at(number), actor="ann", **common),
+        audited.Routing(timestamp=at(number + 0.1), worker_id="worker-1", **common),
         Admission(timestamp=at(number + 0.2), worker_id="worker-1", resource_class="io", **common),
         Completed(timestamp=at(number + 0.3), status="success", operation="x", worker_id="worker-1", **common),
     ]
@@ -53,7 +43,7 @@ def job(number: int, tenant: str) -> list[AnyEvent]:
 TRAIL: list[AnyEvent] = [
     *(event for number in range(10) for event in job(number, "acme" if number % 3 else "blue")),
     attempt(11, number=1, message="the door of Müller's depot is shut"),
-    IdempotencyEvent(timestamp=at(12), idempotency_key="order-7", action="record"),
+    audited.IdempotencyEvent(timestamp=at(12), idempotency_key="order-7", action="record"),
     OperatorAction(timestamp=at(13), actor="bob", os_user="root", action="job.cancel", subject="job-3"),
 ]
 

@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from reefknot.audit.journal import Journal
 from reefknot.audit.model.event import Admission, Dropped
 from reefknot.errors import StoreFullError, StoreUnavailableError
+from reefknot.queue.model import messages
 from reefknot.queue.model.admission import Oldest, OverloadStatus, RejectionPolicy, Rules
-from reefknot.queue.model.messages import (
-    ACK,
-    RESULT,
-    AckStatus,
-    ExecAssignmentAck,
-    ResultStatus,
-    assign_subject,
-    encode,
-)
+from reefknot.queue.model.messages import ACK, RESULT, AckStatus, ExecAssignmentAck, ResultStatus, encode
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.port.work_queue import Enqueue, Enqueued
 from reefknot.queue.router.submissions import Submissions
@@ -373,7 +366,7 @@ def after(burst: Burst, way: str, rules: Rules, *, slots: int = 1, late: str = "
             if way == "own":
                 item = submissions.item(one, encode(one))
                 assert await shop.store.work.enqueue([item], Enqueue(owner="router")) == [Enqueued.ACCEPTED]
-            await shop.transport.publish(assign_subject("w1"), encode(one))
+            await shop.transport.publish(messages.assign_subject("w1"), encode(one))
             await asyncio.sleep(pause / 1000)
         await asyncio.sleep(2)
         assert pool.reserved == 0
