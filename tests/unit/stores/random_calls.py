@@ -5,24 +5,10 @@ from random import Random
 from typing import Any, NamedTuple
 
 from reefknot.audit.port import AuditEntry
+from reefknot.queue.model import work as core
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.transitions import Discard, Remove, Requeue
-from reefknot.queue.model.work import (
-    ENDED,
-    ROUTER,
-    Interrupted,
-    Quarantine,
-    Settled,
-    Snooze,
-    TryAgain,
-    WorkCancelled,
-    WorkDone,
-    WorkFailed,
-    WorkItem,
-    WorkRejected,
-    WorkState,
-    is_unassigned,
-)
+from reefknot.queue.model.work import ENDED, ROUTER, Interrupted, Quarantine, Settled, Snooze, WorkItem, WorkState
 from reefknot.queue.port.work_queue import Enqueue, Held, Settlement, WorkClaim, WorkFilter
 from reefknot.testing.conformance.harness import event
 
@@ -90,7 +76,7 @@ class RandomCalls:
         yield Call("work", "enqueue", ([self.new(self.rng.choice(["io", *CLASSES]))],))
 
     def assign(self) -> Iterable[Call]:
-        open_ones = [one for one in self.some(WorkState.PENDING, WorkState.RUNNING) if is_unassigned(one)]
+        open_ones = [one for one in self.some(WorkState.PENDING, WorkState.RUNNING) if core.is_unassigned(one)]
         items = [WorkItem(one.id, "t", f"{one.pool}@w1", due_at=self._wall()) for one in open_ones]
         items.append(self.new("cpu@w1"))
         start = {one.id for one in items if self.rng.random() < 0.5}
@@ -106,8 +92,13 @@ class RandomCalls:
     def settle(self) -> Iterable[Call]:
         due = self._wall() + self.rng.choice([0, 2000])
         ways: Sequence[Settled] = (
-            *(WorkDone("1"), WorkFailed("f", None, "r"), WorkRejected("{}", "r"), WorkCancelled("{}", "r")),
-            *(TryAgain(due, "f", "transient", 5), Snooze(due, "later"), Interrupted(), Quarantine("r", "f")),
+            *(
+                core.WorkDone("1"),
+                core.WorkFailed("f", None, "r"),
+                core.WorkRejected("{}", "r"),
+                core.WorkCancelled("{}", "r"),
+            ),
+            *(core.TryAgain(due, "f", "transient", 5), Snooze(due, "later"), Interrupted(), Quarantine("r", "f")),
         )
         took = [None, 5.0, 900.0]
         done = [

@@ -103,5 +103,4 @@ async def test_a_late_result_of_an_earlier_generation_answers_no_one(
 ) -> None:
     if careless:
         monkeypatch.setattr(submissions, "requeued_at", lambda item: 0)
-    answer = await retried(shop)
-    assert answer.done() is careless
+    assert (await retried(shop)).done() is careless
