@@ -258,15 +258,14 @@ def test_a_status_says_whether_an_http_error_is_retried(failure: Failure, retrya
     assert (settled.value, settled.source) == (retryable, source)
 
 
+SOME_OF_EACH = {500: False, 503: True, 425: True, 424: False, 429: False, 408: True}
+
+
 @for_each_row(
     ("code", "statuses", "expected"),
     [
         (None, rules({4: False}), {404: False, 408: True, 429: True}),  # the built-in exceptions stay
-        (
-            None,
-            rules({5: False}, {503: True, 425: True, 429: False}),
-            {500: False, 503: True, 425: True, 424: False, 429: False, 408: True},
-        ),
+        (None, rules({5: False}, {503: True, 425: True, 429: False}), SOME_OF_EACH),
         (False, rules({5: True}), {503: False}),
         (True, NO_RULES, {404: True}),
     ],
@@ -524,9 +523,8 @@ def test_two_policies_of_the_same_values_are_equal_wherever_they_came_from() -> 
 # ---- an independent walk through the layers -------------------------------------------------------------------------
 
 
-NUMBERS = st.dictionaries(
-    st.sampled_from(["max_attempts", "multiplier", "max_retry_after"]), st.integers(1, 50), max_size=3
-)
+COUNTED = ("max_attempts", "multiplier", "max_retry_after")
+NUMBERS = st.dictionaries(st.sampled_from(COUNTED), st.integers(1, 50), max_size=3)
 CONDITIONS: st.SearchStrategy[Any] = st.sampled_from(
     [FailureType.TRANSIENT, FailureType.RATE_LIMITED, ErrorCode.http_error, ErrorCode.network_error, 429, 503]
 )
@@ -570,20 +568,16 @@ def test_the_named_layer_is_the_one_whose_value_won(
     walk.append(("target", target))
     if failure is not None and failure.code is not ErrorCode.internal_error:
         walk.append(("category", category))
-    walk += [
-        ("global", default),
-        ("built-in: worker default", {"max_attempts": 4, "multiplier": 2, "max_retry_after": 300}),
-    ]
+    built_in = {"max_attempts": 4, "multiplier": 2, "max_retry_after": 300}
+    walk += [("global", default), ("built-in: worker default", built_in)]
 
     policy = book.resolve("block:x", failure, request=Request(retries=retries))
 
-    for field in ("max_attempts", "multiplier", "max_retry_after"):
-        source, value = next((name, fields[field]) for name, fields in walk if field in fields)
+    for field in COUNTED:
+        (source, value), *beneath = [(name, fields[field]) for name, fields in walk if field in fields]
         assert getattr(policy, field) == value
         assert (policy.provenance[field].value, policy.provenance[field].source) == (value, source)
-        assert [one.source for one in policy.provenance[field].overrode] == [
-            name for name, fields in walk if field in fields
-        ][1:]
+        assert [one.source for one in policy.provenance[field].overrode] == [name for name, _ in beneath]
 
 
 # ---- patches ---------------------------------------------------------------------------------------------------------
