@@ -32,8 +32,9 @@ from reefknot.queue.model import admission
 from reefknot.queue.model.destination_health import BreakerInputs, DestinationHealth
 from reefknot.queue.model.routing import WorkerHealth, WorkerRanking
 from tests.rows import for_each_row
+from tests.unit.audit import retry_events
 
-AT = "2026-01-25T21:15:00.000Z"
+AT = retry_events.AT
 
 
 def random_event(dice: random.Random) -> AnyEvent:
@@ -134,17 +135,7 @@ CONTENT = {"worker": {}, "retry_policies": {}, "operations": {"KV_GET": {"max_at
 
 
 def decision_of(book_hash: str | None) -> bytes:
-    return encode(
-        RetryAttempt(
-            timestamp=AT,
-            attempt_number=1,
-            max_attempts=3,
-            delay_seconds=0.5,
-            exception_type="NETWORK_ERROR",
-            exception_message="",
-            decision=msgspec.structs.replace(recorded(), book_hash=book_hash),
-        )
-    )
+    return encode(retry_events.attempt(msgspec.structs.replace(recorded(), book_hash=book_hash)))
 
 
 def stored(book_hash: str) -> bytes:
