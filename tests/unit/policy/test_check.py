@@ -284,10 +284,8 @@ def test_a_typo_in_300_lines_is_found_with_its_line_and_a_suggestion(line: int) 
 @for_each_row(
     ("steps", "shown"),
     [
-        ("{degraded: 0.9}", "0.9, 0.8, 1"),
-        ("{overloaded: 0.5}", "0.5, 0.5, 1"),
-        ("{critical: 0.8}", "0.5, 0.8, 0.8"),
-        ("{degraded: 3, overloaded: 2, critical: 1}", "3, 2, 1"),
+        *(("{degraded: 0.9}", "0.9, 0.8, 1"), ("{overloaded: 0.5}", "0.5, 0.5, 1")),
+        *(("{critical: 0.8}", "0.5, 0.8, 0.8"), ("{degraded: 3, overloaded: 2, critical: 1}", "3, 2, 1")),
     ],
 )
 def test_thresholds_have_to_ascend(steps: str, shown: str) -> None:
@@ -306,6 +304,7 @@ def test_the_named_rejection_policy_cannot_be_disabled_and_the_others_can() -> N
 
 
 TWO_OVERRIDES = "{transient: {\n base_delay_ms: 20000},\n connection_timeout: {\n max_delay_ms: 5000}}"
+OF_THE_FAMILY = "{http: {max_delay_ms: 5000}, http.request: {\n base_delay_ms: 6000}}"
 CONTRADICTIONS: list[tuple[str, str]] = [
     *(
         (f"worker: {{retries: {{v2: {{{text}}}}}}}", target)
@@ -316,10 +315,7 @@ CONTRADICTIONS: list[tuple[str, str]] = [
             ("block_policies: {http: {\n base_delay_ms: 31000}}", "block:http"),
             ("block_policies: {http: {error_overrides: {'503': {\n max_delay_ms: 5}}}}", "block:http"),
             (f"block_policies: {{http: {{error_overrides: {TWO_OVERRIDES}}}}}", "block:http"),
-            (
-                "block_policies: {http: {max_delay_ms: 5000}, http.request: {\n base_delay_ms: 6000}}",
-                "block:http.request",
-            ),
+            (f"block_policies: {OF_THE_FAMILY}", "block:http.request"),
         ]
     ),
     ("retry_policies: {local_files: {\n base_delay_seconds: 301}}", "connector:local_files"),
@@ -391,11 +387,12 @@ def test_the_hash_stands_for_the_policies_and_for_nothing_else() -> None:
 @for_each_row(
     "text",
     [
-        "worker: {retries: {v2: {default_policy: {max_attempts: 1}}}}",
-        "worker: {retries: {v2: {throttle: {tokens: 5}}}}",
+        *(
+            f"worker: {{retries: {{v2: {{{said}}}}}}}"
+            for said in ("default_policy: {max_attempts: 1}", "throttle: {tokens: 5}")
+        ),
         "retry_policies: {local_files: {max_attempts: 1}}",
-        "sources: {a: {connector: local_files}}",
-        "sources: {a: {connector: local_files, retry: {max_attempts: 1}}}",
+        *(f"sources: {{a: {{connector: local_files{more}}}}}" for more in ("", ", retry: {max_attempts: 1}")),
     ],
 )
 def test_every_part_that_says_something_of_retries_is_in_the_hash(text: str) -> None:

@@ -209,7 +209,10 @@ def test_cancellation_may_be_spoken_of_and_a_yes_for_network_errors_still_asks_t
 
 
 CODES = [code for code in ErrorCode if code.value // 1000 in (1, 2, 3, 4)]
-A_FLAG = "accepted: true, false"
+FLAG = "retryable: accepted: true, false, or a mapping of error codes"
+BOOLEAN = "retryable.network_error: accepted: true or false"
+OF_NETWORK = "network_error, connection_timeout, http_error; did you mean 'network_error'?"
+OF_SYSTEM = "unknown code 'network_error'; accepted: internal_error, system_overload; did you mean 'internal_error'?"
 
 
 @for_each_row("code", CODES)
@@ -234,29 +237,15 @@ def test_a_flag_for_one_code_is_for_that_code(code: ErrorCode) -> None:
 @for_each_row(
     ("category", "written", "message"),
     [
-        *(
-            ("network", flag, f"retryable: {A_FLAG}, or a mapping of error codes")
-            for flag in ("maybe", "null", "[http_error]")
-        ),
+        *(("network", flag, FLAG) for flag in ("maybe", "null", "[http_error]")),
         ("network", "{http_error: maybe}", 'retryable.http_error: accepted: true or false, or "conditional"'),
-        ("network", "{network_error: conditional}", "retryable.network_error: accepted: true or false"),
-        ("network", "{network_error: 1}", "retryable.network_error: accepted: true or false"),
+        *(("network", f"{{network_error: {flag}}}", BOOLEAN) for flag in ("conditional", "1")),
         (
             "network",
             "{netwrk_error: true}",
-            (
-                "retryable.netwrk_error: unknown code 'netwrk_error'; accepted: network_error, connection_timeout,"
-                " http_error; did you mean 'network_error'?"
-            ),
+            f"retryable.netwrk_error: unknown code 'netwrk_error'; accepted: {OF_NETWORK}",
         ),
-        (
-            "system",
-            "{network_error: true}",
-            (
-                "retryable.network_error: unknown code 'network_error'; accepted: internal_error, system_overload;"
-                " did you mean 'internal_error'?"
-            ),
-        ),
+        ("system", "{network_error: true}", f"retryable.network_error: {OF_SYSTEM}"),
     ],
 )
 def test_a_flag_that_means_nothing_is_a_mistake(category: str, written: str, message: str) -> None:
@@ -293,12 +282,9 @@ def test_an_exception_is_a_status_of_its_own_hundred(status: str) -> None:
 @for_each_row(
     ("word", "written", "field", "meant"),
     [
-        ("strategy", "linear_backoff", "strategy", "linear_backoff"),
-        ("max_attempts", 4, "max_attempts", 5),
-        ("base_delay_seconds", 7, "base_delay", 7.0),
-        ("max_delay_seconds", 2000, "max_delay", 2000.0),
-        ("jitter_factor", 0, "jitter_factor", 0.0),
-        ("backoff_multiplier", 3, "multiplier", 3.0),
+        *(("strategy", "linear_backoff", "strategy", "linear_backoff"), ("max_attempts", 4, "max_attempts", 5)),
+        *(("base_delay_seconds", 7, "base_delay", 7.0), ("max_delay_seconds", 2000, "max_delay", 2000.0)),
+        *(("jitter_factor", 0, "jitter_factor", 0.0), ("backoff_multiplier", 3, "multiplier", 3.0)),
     ],
 )
 def test_a_word_of_a_connector_is_for_its_target_and_leaves_the_rest(

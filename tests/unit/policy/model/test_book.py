@@ -273,9 +273,8 @@ SOME_OF_EACH = {500: False, 503: True, 425: True, 424: False, 429: False, 408: T
 def test_an_exception_beats_its_hundred_and_a_plain_flag_beats_both(
     code: bool | None, statuses: StatusRules, expected: Mapping[int, bool]
 ) -> None:
-    book = book_of(
-        categories={} if code is None else {ErrorCategory.NETWORK: flags(http_error=code)}, statuses=statuses
-    )
+    categories = {} if code is None else {ErrorCategory.NETWORK: flags(http_error=code)}
+    book = book_of(categories=categories, statuses=statuses)
 
     assert {status: book.resolve("block:http", of_http(status)).retryable for status in expected} == expected
 
@@ -440,10 +439,8 @@ def test_the_same_question_gets_the_very_same_policy_and_every_part_of_it_is_hea
     asked = [
         *(book.resolve("block:http", failure) for failure in (None, TIMEOUT, HTTP_429, HTTP_503)),
         book.resolve("block:http", request=Request(retries=1)),
-        book.resolve("connector:mail"),
-        book.resolve("connector:mail", source="inbox"),
-        book.resolve("connector:mail", of_type(FailureType.TRANSIENT)),
-        book.resolve("connector:mail", of_type(FailureType.RATE_LIMITED)),
+        *(book.resolve("connector:mail", source=source) for source in (None, "inbox")),
+        *(book.resolve("connector:mail", of_type(kind)) for kind in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)),
     ]
 
     assert len({id(policy) for policy in asked}) == len(asked)
@@ -528,16 +525,9 @@ NUMBERS = st.dictionaries(st.sampled_from(COUNTED), st.integers(1, 50), max_size
 CONDITIONS: st.SearchStrategy[Any] = st.sampled_from(
     [FailureType.TRANSIENT, FailureType.RATE_LIMITED, ErrorCode.http_error, ErrorCode.network_error, 429, 503]
 )
-FAILURES = st.one_of(
-    st.none(),
-    st.builds(
-        Failure,
-        st.sampled_from([ErrorCode.http_error, ErrorCode.network_error, ErrorCode.internal_error]),
-        st.sampled_from(FailureType),
-        st.just(""),
-        st.sampled_from([None, 429, 503, 404]),
-    ),
-)
+CODES = st.sampled_from([ErrorCode.http_error, ErrorCode.network_error, ErrorCode.internal_error])
+STATUS = st.sampled_from([None, 429, 503, 404])
+FAILURES = st.none() | st.builds(Failure, CODES, st.sampled_from(FailureType), st.just(""), STATUS)
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, st.dictionaries(CONDITIONS, NUMBERS), FAILURES, st.none() | st.integers(0, 9))
@@ -584,12 +574,9 @@ def test_the_named_layer_is_the_one_whose_value_won(
 
 
 SOME_FIELDS = st.sampled_from(["max_attempts", "base_delay", "jitter"])
-PATCHES: st.SearchStrategy[Patch] = st.builds(
-    patch,
-    st.sampled_from(Layer),
-    st.sampled_from(["a.yaml:1", "b.yaml:2"]),
-    st.dictionaries(SOME_FIELDS, st.integers(0, 9)),
-)
+SPOKEN = st.dictionaries(SOME_FIELDS, st.integers(0, 9))
+PLACES = st.sampled_from(["a.yaml:1", "b.yaml:2"])
+PATCHES: st.SearchStrategy[Patch] = st.builds(patch, st.sampled_from(Layer), PLACES, SPOKEN)
 
 
 @given(PATCHES, PATCHES, PATCHES)
