@@ -608,6 +608,7 @@ def test_said_none_beats_said_something_and_what_was_said_cannot_be_changed_afte
 def test_work_follows_the_book_it_began_under() -> None:
     books = [book_of() for _ in range(MOST_BOOKS + 2)]
     history = BookHistory(books[0])
+    assert history.at(0) is books[0]
     for number, book in enumerate(books[1:], 1):
         history.add(book, since=number * 100)
     assert history.at(850) is books[8]
