@@ -26,6 +26,7 @@ import pytest
 from reefknot.core.failure import ErrorCode
 from reefknot.queue.model.messages import ACK, CANCEL, RESULT, Cancel, StepResult, StepStatus, encode
 from reefknot.queue.model.work import WorkState
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import default_settings
 from tests.acceptance.test_secrets_stay_in import MESSAGES, Plant, secret, without_redaction
@@ -97,7 +98,8 @@ async def everything(shop: Shop, records: list[logging.LogRecord]) -> dict[str, 
     items = []
     for state in WorkState:
         items += [
-            msgspec.structs.replace(one, payload=b"") for one in await shop.store.work.find(state=state, limit=500)
+            msgspec.structs.replace(one, payload=b"")
+            for one in (await shop.store.work.search(WorkFilter(state=state), limit=500)).items
         ]
     assert len(items) == 150
     aside = [one for one in items if one.state is WorkState.QUARANTINED]

@@ -8,7 +8,7 @@ for it by `Drain`.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from traceback import extract_tb
@@ -36,7 +36,7 @@ from reefknot.queue.model.results import (
 )
 from reefknot.queue.model.submission import EXPIRED
 from reefknot.queue.model.work import Quarantine, WorkDone, WorkFailed, WorkItem, WorkState, is_workers
-from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
+from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim, WorkFilter
 from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.context import WorkerContext, WorkerMessage
 from reefknot.queue.worker.pool import Pool, Queued
@@ -351,17 +351,14 @@ class Drain:
 
     async def _queued(self) -> list[WorkItem]:
         """The items that the store has queued for this worker; those handed back are in no pool's queue."""
-        names = [pool.queue_name for pool in self._pools.values()]
-        found, after = list[WorkItem](), ""
+        names = tuple(pool.queue_name for pool in self._pools.values())
+        which, found, after = WorkFilter(state=WorkState.PENDING, classes=names), list[WorkItem](), ""
         while True:
             with self._context.timeouts.timeout(STORE_S):
-                page: Sequence[WorkItem] = await self._context.work.find(
-                    state=WorkState.PENDING, classes=names, after=after, limit=PAGE
-                )
-            found += page
-            if len(page) < PAGE:
+                page = await self._context.work.search(which, after=after, limit=PAGE)
+            found += page.items
+            if not (after := page.after):
                 return found
-            after = page[-1].id
 
     async def _reject(self, item: WorkItem) -> None:
         pool = self._pools[item.resource_class.rpartition("@")[0]]
