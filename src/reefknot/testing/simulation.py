@@ -255,7 +255,7 @@ class Simulation:
         for state in WorkState:
             for item in await self._all(state) if state not in OPEN else ():
                 whole = await self.store.work.get(item.id)
-                result = None if whole is None else answer_of(whole)
+                result = answer_of(whole)
                 if result is not None:
                     found[item.assignment_id] = result
         return found

@@ -10,8 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
-from traceback import extract_tb
+from os.path import basename
 
 import msgspec
 
@@ -23,6 +22,7 @@ from reefknot.core.classify import classify
 from reefknot.core.failure import ErrorCode
 from reefknot.queue.execution.decision_log import ERROR
 from reefknot.queue.execution.events import expired_event, quarantined_event
+from reefknot.queue.execution.failures import raised_at
 from reefknot.queue.execution.settling import EndedAttempt, Settling
 from reefknot.queue.execution.tracing import WorkTrace, assignment_trace
 from reefknot.queue.model.messages import Cancel, ExecAssignmentAck, ExecResult, StepResult, StepStatus, encode
@@ -116,8 +116,8 @@ class Closing:
 
     def _broken(self, item: WorkItem, work: AcceptedWork, error: Exception) -> AttemptReport:
         text = printable(self._context.redactor(f"{type(error).__name__}: {error}"), most=300)
-        where = _raised_at(error)
-        logger().error("%s: attempting %s failed inside, %s: %s", self._context.worker_id, item.id, where, text)
+        where = basename(raised_at(error)) or "an unknown place"
+        logger().error("%s: attempting %s failed inside, at %s: %s", self._context.worker_id, item.id, where, text)
         return self._set_aside(item, work, WORKER_FAILED)
 
     def _set_aside(self, item: WorkItem, work: AcceptedWork, reason: str) -> AttemptReport:
@@ -182,7 +182,7 @@ class Closing:
     async def publish_result(self, work_id: str, *, again: bool = False) -> bool:
         """Publish the result of an assignment that has ended. False when it has not."""
         item = await self._get(work_id)
-        result = None if item is None else answer_of(item)
+        result = answer_of(item)
         if item is None or result is None:
             return False
         if not again and item.result is None:  # cancelled, dropped, expired or crashed: no attempt has told it
@@ -363,9 +363,3 @@ class Drain:
     async def _reject(self, item: WorkItem) -> None:
         pool = self._pools[item.resource_class.rpartition("@")[0]]
         await self._context.send_ack(self._ack(item.assignment_id, pool))
-
-
-def _raised_at(error: Exception) -> str:
-    """The file and line where an error was raised, without any value of its frames."""
-    frames = extract_tb(error.__traceback__)
-    return f"at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "at an unknown place"

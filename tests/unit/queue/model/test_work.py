@@ -13,7 +13,7 @@ from reefknot.errors import IllegalMoveError
 from reefknot.queue.model import work as core
 from reefknot.queue.model.messages import Cancel, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.queue.model.submission import EXPIRED, OVERDUE, Stage
-from reefknot.queue.model.versions import is_replaced, next_record, next_version, replaced, replaced_reason
+from reefknot.queue.model.transitions import is_replaced, next_record, next_version, replaced, replaced_reason
 from reefknot.queue.model.work import (
     CRASH_LIMIT,
     ROUTER,
