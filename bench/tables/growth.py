@@ -140,7 +140,7 @@ Call = Callable[[], Awaitable[object]]
 
 async def found(store: SqliteStore) -> tuple[list[str], list[str]]:
     """The ids of some ended and of some quarantined jobs."""
-    ended = await store.work.find(state=WorkState.SUCCEEDED, limit=100)
+    ended = (await store.work.search(WorkFilter(state=WorkState.SUCCEEDED), limit=100)).items
     return [item.id for item in ended], [item.id for item in await store.quarantine.find(limit=1000)]
 
 
@@ -149,14 +149,20 @@ def reading(store: SqliteStore, ended: list[str], quarantined: list[str]) -> dic
     work, audit, since = store.work, store.audit, int(time() * 1000) - 3000
     return {
         "work.get": lambda: work.get(ended[next(_numbers) % 100]),
-        "work.find": lambda: work.find(limit=10),
-        "work.find(state=running)": lambda: work.find(state=WorkState.RUNNING, limit=10),
-        "work.find(state=failed, kind=…)": lambda: work.find(state=WorkState.FAILED, kind="demo.step4", limit=5),
-        "work.find(classes=…)": lambda: work.find(state=WorkState.PENDING, classes=("io@worker-1",), limit=10),
-        "work.find(since, oldest first)": lambda: work.find(since=since, oldest_first=True, limit=10),
-        "work.find(state=failed, since)": lambda: work.find(state=WorkState.FAILED, since=since, limit=10),
-        "work.find(visible pending)": lambda: work.find(state=WorkState.PENDING, gone=["w"], limit=10),
-        "work.find(visible running)": lambda: work.find(state=WorkState.RUNNING, gone=["w"], limit=10),
+        "work.find": lambda: work.search(limit=10),
+        "work.find(state=running)": lambda: work.search(WorkFilter(state=WorkState.RUNNING), limit=10),
+        "work.find(state=failed, kind=…)": lambda: work.search(
+            WorkFilter(state=WorkState.FAILED, kind="demo.step4"), limit=5
+        ),
+        "work.find(classes=…)": lambda: work.search(
+            WorkFilter(state=WorkState.PENDING, classes=("io@worker-1",)), limit=10
+        ),
+        "work.find(since, oldest first)": lambda: work.search(WorkFilter(since=since), oldest_first=True, limit=10),
+        "work.find(state=failed, since)": lambda: work.search(
+            WorkFilter(state=WorkState.FAILED, since=since), limit=10
+        ),
+        "work.find(visible pending)": lambda: work.search(WorkFilter(state=WorkState.PENDING, gone=("w",)), limit=10),
+        "work.find(visible running)": lambda: work.search(WorkFilter(state=WorkState.RUNNING, gone=("w",)), limit=10),
         "work.snapshot": work.snapshot,
         "work.open_classes": work.open_classes,
         "work.wait": lambda: work.wait(0, classes=("io@worker-1",)),

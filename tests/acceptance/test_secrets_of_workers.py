@@ -22,6 +22,7 @@ import pytest
 from reefknot.core.failure import ErrorCode
 from reefknot.queue.model.messages import ACK, CANCEL, RESULT, Cancel, StepResult, StepStatus, encode
 from reefknot.queue.model.work import WorkState
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.worker.service import Worker
 from reefknot.queue.worker.settings import default_settings
 from tests.acceptance.test_secrets_stay_in import MESSAGES, Plant, secret, without_redaction
@@ -82,7 +83,7 @@ async def everything(shop: Shop, records: list[logging.LogRecord]) -> dict[str, 
             await shop.send(work(f"{how}-{number}", {"plant": number, "how": how}, retry_count=1))
         await shop.transport.publish(CANCEL, encode(Cancel(f"waits-{number}", plant.message)))
         await asyncio.sleep(5)
-    found = [one for state in WorkState for one in await shop.store.work.find(state=state, limit=500)]
+    found = [one for state in WorkState for one in await shop.store.work.by_id(WorkFilter(state=state), limit=500)]
     items = [msgspec.structs.replace(one, payload=b"") for one in found]
     assert len(items) == 150
     aside = [one for one in items if one.state is WorkState.QUARANTINED]

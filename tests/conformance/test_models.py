@@ -281,7 +281,7 @@ class Work(Machine):
 
     @invariant()
     def nothing_is_lost_and_nothing_is_invented(self) -> None:
-        items = {item.id: item for item in self.run(self.store.work.find())}
+        items = {item.id: item for item in self.run(self.store.work.search()).items}
         assert {name: item.state for name, item in items.items()} == {
             name: WorkState(entry[0]) for name, entry in self.model.items()
         }

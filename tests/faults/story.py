@@ -200,7 +200,7 @@ def _sink(folder: Path, way: Way, hook: Hook) -> Sink:
 
 
 async def _state(store: Store, keys: dict[str, KeyRecord]) -> dict[str, Any]:
-    items = sorted(await store.work.find(), key=lambda item: item.id)
+    items = sorted((await store.work.search()).items, key=lambda item: item.id)
     recorded = await store.audit.read(AuditQuery(event_type="idempotency"))
     events = await store.audit.read()
     return {

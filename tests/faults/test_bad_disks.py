@@ -67,7 +67,7 @@ class Facts(NamedTuple):
 
 
 async def facts(store: SqliteStore) -> Facts:
-    items = sorted(await store.work.find(), key=lambda item: item.id)
+    items = sorted((await store.work.search()).items, key=lambda item: item.id)
     key = await store.idempotency.get("key")
     events = [(kept.entry.event_type, kept.entry.work_id or "") for kept in await store.audit.read()]
     return Facts(

@@ -48,7 +48,7 @@ async def use_everything(path: Path) -> list[str]:
     store = await SqliteStore(path, VirtualClock(), inline=True).start()
     try:
         found = await store.check()
-        await store.work.find(limit=1000)
+        await store.work.search(limit=1000)
         await stored_keys(store)
         await store.audit.read()
         await store.work.claim(5, WorkClaim(owner="you"))

@@ -95,7 +95,7 @@ def missing(folder: Path, image: Image, promises: list[Promise]) -> list[str]:
         store = await SqliteStore(folder / "state.db", SystemClock(), opener=power.opener(), inline=True).start()
         try:
             check = await store.check()
-            items = {item.id: item for item in await store.work.find(limit=1000)}
+            items = {item.id: item for item in (await store.work.search(limit=1000)).items}
             keys = await stored_keys(store)
             events = {(kept.entry.event_type, kept.entry.work_id) for kept in await store.audit.read()}
         finally:

@@ -15,6 +15,7 @@ from reefknot.queue.port.work_queue import EVERYTHING, Settlement, WorkClaim
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream import JetStreamStore, reads, work
+from reefknot.testing.conformance.listings import listed
 from tests.stories import InLoop
 
 pytestmark = pytest.mark.real_time
@@ -53,10 +54,6 @@ async def done(store: JetStreamStore, number: int) -> None:
     await store.work.settle([Settlement(one.id, "w", one.fence, WorkDone("1")) for one in items])
 
 
-async def ids(store: JetStreamStore, **filters: Any) -> list[str]:
-    return [item.id for item in await store.work.find(**filters)]
-
-
 async def test_jobs_of_several_processes_are_listed_in_the_order_of_their_submission(nats_server: NatsServer) -> None:
     """A process that finds no open work knows nothing of earlier arrivals."""
     name = new_id()
@@ -65,9 +62,9 @@ async def test_jobs_of_several_processes_are_listed_in_the_order_of_their_submis
             await submitted(store, [job])
             await done(store, 1)
     async with opened(nats_server, name) as store:
-        assert await ids(store) == ["a-last", "b", "z-first"]
-        assert await ids(store, oldest_first=True) == ["z-first", "b", "a-last"]
-        assert await ids(store, after="b") == ["z-first"]
+        assert await listed(store) == ["a-last", "b", "z-first"]
+        assert await listed(store, oldest=True) == ["z-first", "b", "a-last"]
+        assert await listed(store, after="b") == ["z-first"]
 
 
 async def test_a_page_of_the_newest_jobs_reads_a_part_of_those_that_ended(
@@ -86,14 +83,14 @@ async def test_a_page_of_the_newest_jobs_reads_a_part_of_those_that_ended(
         await submitted(store, [f"{chunk:02}-{number:02}" for number in range(CHUNK)])
         await done(store, CHUNK)
     newest = [f"{chunk:02}-{number:02}" for chunk in reversed(range(CHUNKS)) for number in reversed(range(CHUNK))]
-    for filters in ({}, {"state": WorkState.SUCCEEDED}):
+    for state in (None, WorkState.SUCCEEDED):
         read.clear()
-        assert await ids(store, limit=20, **filters) == newest[:20]
+        assert await listed(store, limit=20, state=state) == newest[:20]
         assert 20 <= sum(read) < CHUNK * CHUNKS / 2, read
     read.clear()
-    assert await ids(store, limit=20, state=WorkState.FAILED) == []
+    assert await listed(store, limit=20, state=WorkState.FAILED) == []
     pages, after = [], ""
-    while page := await ids(store, limit=400, after=after):
+    while page := await listed(store, limit=400, after=after):
         pages += page
         after = page[-1]
     assert pages == newest
@@ -119,7 +116,7 @@ async def test_a_young_job_that_ended_before_many_older_ones_is_listed_first(
     await store.work.settle([Settlement("young", "w", item.fence, WorkDone("1"))])
     for _ in range(10):
         await done(store, 20)
-    assert ((await ids(store, limit=3))[0] == "young") is not is_control
+    assert ((await listed(store, limit=3))[0] == "young") is not is_control
 
 
 async def test_requeued_work_is_counted_once_a_moment_later(store: JetStreamStore) -> None:

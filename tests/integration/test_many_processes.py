@@ -25,13 +25,13 @@ import asyncio, json, sys, time
 from reefknot.stores.opening import open_store
 from reefknot.core.canonical import canonical
 from reefknot.idempotency.model import Claimed, Done
-from reefknot.queue.model.work import WorkDone
+from reefknot.queue.model.work import WorkDone, WorkState
 from reefknot.audit.port import AuditEntry
-from reefknot.queue.port.work_queue import Settlement, WorkClaim
+from reefknot.queue.port.work_queue import Settlement, WorkClaim, WorkFilter
 
 async def look_then_take(store, n, owner):
     # The broken variant: a select, and later an update that trusts it.
-    seen = await store.work.find(state="pending", limit=n)
+    seen = (await store.work.search(WorkFilter(state=WorkState.PENDING), limit=n)).items
     await asyncio.sleep(0)
     mine = await asyncio.gather(*(store.work.cancel(item.id, who=owner) for item in seen))
     return seen

@@ -117,7 +117,7 @@ class TestOtherClients:
 
         async def end() -> None:
             async with open_store(address) as store:
-                item = (await store.work.find())[0]
+                item = ((await store.work.search()).items)[0]
                 await store.work.cancel(item.id, reason="not wanted", who="test")
 
         with rk.connect_sync(address) as client, ThreadPoolExecutor(1) as waiting:

@@ -135,7 +135,7 @@ async def _check_stored_ends(world: World, by_work: dict[str, list[kinds.AnyEven
     """Whatever a worker's work ended as in the store, an event of that kind tells it."""
     after = ""
     while True:
-        page = await world.store.work.find(after=after, limit=500)
+        page = (await world.store.work.search(after=after, limit=500)).items
         for item in page:
             events = by_work.get(item.assignment_id, [])
             if item.state is WorkState.QUARANTINED and not any(isinstance(one, kinds.Quarantined) for one in events):

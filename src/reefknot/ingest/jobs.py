@@ -170,4 +170,4 @@ class JobQueue:
         """The open jobs of a source, the newest first, without payloads."""
         if limit < 1:
             raise ParameterError("limit", limit, "a whole number from 1")
-        return await self.store.work.find(classes=(class_of(source),), limit=limit, after=after)
+        return (await self.store.work.search(WorkFilter(classes=(class_of(source),)), limit=limit, after=after)).items

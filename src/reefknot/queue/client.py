@@ -29,7 +29,6 @@ from reefknot.errors import (
     ResultPendingError,
     UnknownJobError,
 )
-from reefknot.queue.model.edited_work import is_replaced, next_record
 from reefknot.queue.model.message_schema import written_assignment
 from reefknot.queue.model.messages import (
     AssignmentOptions,
@@ -43,7 +42,7 @@ from reefknot.queue.model.messages import (
 )
 from reefknot.queue.model.results import answer_of, cancel_reason
 from reefknot.queue.model.submission import SubmissionRules
-from reefknot.queue.model.transitions import Requeue
+from reefknot.queue.model.transitions import Requeue, is_replaced, next_record
 from reefknot.queue.model.work import WorkItem, assignment_and_tenant, is_ingestion, is_over, record_id, visible_state
 from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.router.pending import cancelled_event

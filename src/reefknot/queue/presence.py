@@ -27,7 +27,7 @@ from reefknot.queue.model.routing import WorkerState, worker_state
 from reefknot.queue.model.wait_reasons import FleetFacts, PoolFacts, Unserved, WorkerFacts, unserved
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, pool_of, worker_of
 from reefknot.queue.port.control import SILENT_KEPT_S, StatusReport
-from reefknot.queue.port.work_queue import WorkSnapshot
+from reefknot.queue.port.work_queue import WorkFilter, WorkSnapshot
 from reefknot.runtime.log import RepeatedErrors, logger
 from reefknot.runtime.processes import is_gone, owner_is_gone
 from reefknot.stores.port import Store
@@ -412,15 +412,16 @@ async def unserved_work(store: Store, systems: Sequence[Status], work: WorkSnaps
     waiting: Counter[str] = Counter()
     if pending.get(ROUTER) and ROUTER in work.oldest_ms:
         private = {one.get("process", "") for one in systems if one.get("own_work_only")} - {""}
+        submissions = WorkFilter(classes=(ROUTER,))
         for oldest_first in (True, False):
             async with asyncio.timeout(STORE_S):
-                found = await store.work.find(classes=(ROUTER,), limit=MOST_LOOKED_AT, oldest_first=oldest_first)
+                page = await store.work.search(submissions, limit=MOST_LOOKED_AT, oldest_first=oldest_first)
             now, seen = store.moment().wall, Counter[str]()
-            for item in found:
+            for item in page.items:
                 if item.due_at <= now and item.owner.rpartition("@")[2] not in private:
                     seen[known_pool(item)] += 1
             waiting |= seen
-            if len(found) < MOST_LOOKED_AT:
+            if not page.after:
                 break
         else:  # those in between are of the class that most of the others have
             frequent = max(waiting, key=lambda pool: waiting[pool], default=None)

@@ -30,6 +30,7 @@ from reefknot.queue.model.results import answer_of
 from reefknot.queue.model.schedules import next_due
 from reefknot.queue.model.wait_reasons import span
 from reefknot.queue.model.work import SCHEDULED, WorkItem, WorkState, is_over
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.router.settings import settings_from as router_settings
 from reefknot.runtime.clocks import LoopClock, VirtualLoop
 from reefknot.steps.port import Block
@@ -198,11 +199,11 @@ class Simulation:
         return found
 
     async def _all(self, state: WorkState) -> list[WorkItem]:
-        found: list[WorkItem] = []
+        found, after = list[WorkItem](), ""
         while True:
-            page = await self.store.work.find(state=state, after=found[-1].id if found else "", limit=PAGE)
-            found += page
-            if len(page) < PAGE:
+            page = await self.store.work.search(WorkFilter(state=state), after=after, limit=PAGE)
+            found += page.items
+            if not (after := page.after):
                 return found
 
     def _still_for(self) -> float:
@@ -254,7 +255,7 @@ class Simulation:
         for state in WorkState:
             for item in await self._all(state) if state not in OPEN else ():
                 whole = await self.store.work.get(item.id)
-                result = None if whole is None else answer_of(whole)
+                result = answer_of(whole)
                 if result is not None:
                     found[item.assignment_id] = result
         return found

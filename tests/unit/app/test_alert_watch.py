@@ -159,7 +159,7 @@ async def test_each_change_is_one_job_for_the_webhook_of_systems(ages: Ages, mon
     system = watch(store, webhook=webhook)
     for ages.age in (20, 20, 3, 3):
         await system.look()
-    items = [await store.work.get(one.id) for one in reversed(await store.work.find(limit=10))]
+    items = [await store.work.get(one.id) for one in reversed((await store.work.search(limit=10)).items)]
     first, second = (json.loads(one.payload)["job"] for one in items if one is not None)
     assert first["type"] == second["type"] == "http.request"
     assert first["payload"]["url"] == "https://example.org/hook"

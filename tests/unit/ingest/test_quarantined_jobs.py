@@ -14,7 +14,7 @@ from reefknot.errors import SourceError
 from reefknot.ingest.jobs import MOST_AT_ONCE, IngestionJob, class_of, item_job_id
 from reefknot.ingest.port import Document, FetchRequest, ItemFailure, Page
 from reefknot.queue.model.admission import Reject
-from reefknot.queue.model.edited_work import replaced_reason
+from reefknot.queue.model.transitions import replaced_reason
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import Enqueue, Enqueued
 from tests.unit.ingest.world import World, document, page

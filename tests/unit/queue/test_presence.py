@@ -103,7 +103,7 @@ async def test_queued_work_of_a_dead_system_comes_back_while_there_is_a_router_f
     await reported(store, worker="dead", process=gone_process())
     await reported(store, worker="lives", **there)
     await presence.recall_left(store, store.work.recall)
-    classes = {item.id: item.resource_class for item in await store.work.find()}
+    classes = {item.id: item.resource_class for item in (await store.work.search()).items}
     assert classes == {"dead": ROUTER if comes_back else "cpu@dead", "lives": "cpu@lives"}
 
 

@@ -29,10 +29,10 @@ async def after_many(number: int) -> MemoryStore:
 
 async def test_the_items_that_ended_first_go_and_open_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the control: without the bound every item stays."""
-    assert len(await (await after_many(5 * MOST)).work.find(limit=1000)) == 5 * MOST + 1
+    assert len((await (await after_many(5 * MOST)).work.search(limit=1000)).items) == 5 * MOST + 1
     monkeypatch.setattr(memory, "MOST_ENDED", MOST)
     store = await after_many(5 * MOST)
-    kept = {item.id: item.state for item in await store.work.find(limit=1000)}
+    kept = {item.id: item.state for item in (await store.work.search(limit=1000)).items}
     assert kept.keys() == {"waits", *(f"{number}" for number in range(4 * MOST, 5 * MOST))}
     assert kept[f"{5 * MOST - 1}"] is WorkState.SUCCEEDED
     (answer,) = await store.work.enqueue([WorkItem("0", "t")])

@@ -49,7 +49,7 @@ async def test_a_round_removes_what_is_past_its_retention_and_no_more(caplog: py
     for days, removed in ((2, Removed(keys=1)), (4, Removed(work=1)), (5, Removed(events=2)), (0, Removed())):
         clock.advance(days * DAY)
         assert await job.once() == removed
-    assert [one.id for one in await store.work.find()] == ["waiting", "stuck", "running"]
+    assert [one.id for one in (await store.work.search()).items] == ["waiting", "stuck", "running"]
     assert await store.idempotency.get("guarded") is not None
     assert await store.audit.verify() == []
     lines = [record.message for record in caplog.records if "retention" in record.message]

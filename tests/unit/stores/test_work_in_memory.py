@@ -12,7 +12,7 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.queue.model import admission, submission
 from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Enqueue, Enqueued, Settlement, WorkClaim
+from reefknot.queue.port.work_queue import EVERYTHING, Enqueue, Enqueued, Settlement, WorkClaim, WorkFilter
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.wakeups import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC
@@ -58,8 +58,8 @@ class Caller:
         table, now = self.table, self.now
         return [
             {work_id: table.get(work_id) for work_id in sorted(table.items)},
-            *(table.find(now=now, oldest_first=oldest, limit=1000) for oldest in (True, False)),
-            table.find(now=now, state=WorkState.PENDING, gone=("w1",)),
+            *(table.search(EVERYTHING, now=now, oldest_first=oldest, limit=1000) for oldest in (True, False)),
+            table.search(WorkFilter(state=WorkState.PENDING, gone=("w1",)), now=now),
             table.snapshot(now=now),
             table.newest_at,
             table.owners(now=now),
@@ -192,7 +192,8 @@ def test_items_come_in_the_order_of_arrival_or_in_the_order_that_is_given() -> N
     table = WorkTable(offered)
     for work_id, order in (("late", 20), ("early", 10), ("latest", None)):
         table.put(WorkItem(work_id, "t"), NOW, order=order)
-    assert [item.id for item in table.find(now=NOW, oldest_first=True)] == ["early", "late", "latest"]
+    listed = table.search(EVERYTHING, now=NOW, oldest_first=True).items
+    assert [item.id for item in listed] == ["early", "late", "latest"]
     table.put(table.items["latest"], NOW, order=5)
     assert [item.id for item in table.claim(9, WorkClaim(owner="me"), now=NOW)] == ["latest", "early", "late"]
 
@@ -223,7 +224,7 @@ async def test_a_call_of_the_memory_engine_that_fails_half_way_leaves_nothing_be
     items = [WorkItem(one, "t") for one in "abc"]
     with pytest.raises(LookupError):
         await store.work.enqueue(items, Enqueue(accept_events=partial(fails_for, "b")))
-    assert await store.work.find() == []
+    assert (await store.work.search()).items == []
     assert await event_types(store) == []
     assert await store.work.enqueue(items, Enqueue(accept_events=told)) == [Enqueued.ACCEPTED] * 3
     assert await event_types(store) == ["told"] * 3

@@ -332,7 +332,7 @@ class BatchRun:
         """Count the lines that were open at a shutdown: some of them have ended during the drain."""
         for name, line in self._open.items():
             item = await system.store.work.get(name)
-            answer = None if item is None else answer_of(item)
+            answer = answer_of(item)
             if answer is not None:
                 await self._count(line, answer, system.store)
             else:

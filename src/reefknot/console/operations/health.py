@@ -35,6 +35,7 @@ from reefknot.policy.reading.session import KeyPath, Problem, dotted
 from reefknot.policy.secrets import NATS_SECRETS, WEBHOOK, is_reference, resolve_at
 from reefknot.queue.model.routing import WorkerState
 from reefknot.queue.model.work import ROUTER, WorkState, worker_of
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.presence import STORE_S, dead_owners, gone_parts, living_systems, unserved_work, visible_work
 from reefknot.runtime.addresses import is_loopback, is_wildcard
 from reefknot.runtime.database_urls import database_file
@@ -422,7 +423,8 @@ def _stopped_workers(work: WorkSnapshot, systems: list[dict[str, Any]]) -> list[
 
 async def _unknown_types(store: Store, systems: list[dict[str, Any]]) -> str:
     """The types of the oldest waiting jobs that no running system knows, as the end of a sentence."""
-    found = await store.work.find(state=WorkState.PENDING, gone=(), oldest_first=True, limit=MOST_LOOKED_AT)
+    which = WorkFilter(state=WorkState.PENDING, gone=())
+    found = (await store.work.search(which, oldest_first=True, limit=MOST_LOOKED_AT)).items
     known = {name for one in systems for name in one["blocks"]}
     unknown = sorted({item.kind for item in found if item.resource_class == ROUTER} - known)
     named = ", ".join(printable(kind, most=60) for kind in unknown[:MOST_NAMED])

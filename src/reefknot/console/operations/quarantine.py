@@ -36,9 +36,9 @@ from reefknot.console.operations.operator import in_slices
 from reefknot.console.operations.values import ParameterUseError, check_limit, check_texts, time_ms, time_text
 from reefknot.core.redaction import HIDDEN
 from reefknot.errors import OperationError
-from reefknot.queue.model.edited_work import is_replaced, next_record, next_version
 from reefknot.queue.model.failure_groups import failure_summary
 from reefknot.queue.model.messages import InvalidMessage, read_assignment
+from reefknot.queue.model.transitions import is_replaced, next_record, next_version
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, is_ingestion, record_id
 from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.runtime.log import printable

@@ -482,7 +482,8 @@ async def _end_jobs(store: Store, name: str, *, who: str, reason: str) -> None:
 
     jobs = JobQueue(store)
     for state in (WorkState.PENDING, WorkState.RUNNING):
-        while page := await store.work.find(state=state, classes=(class_of(name),), limit=ENDED_AT_ONCE):
+        which = WorkFilter(state=state, classes=(class_of(name),))
+        while page := (await store.work.search(which, limit=ENDED_AT_ONCE)).items:
             ended = [await jobs.cancel(one.assignment_id, reason=reason, who=who) for one in page]
             if not any(ended):
                 break

@@ -41,8 +41,8 @@ from reefknot.core.decide import DECIDING_FIELD
 from reefknot.core.failure import ErrorCode
 from reefknot.errors import ReefknotError
 from reefknot.policy.model.book import Layer, Request
-from reefknot.queue.model.edited_work import is_replaced, next_version
 from reefknot.queue.model.messages import DEFAULT_TIMEOUT_MS, InvalidMessage, read_assignment
+from reefknot.queue.model.transitions import is_replaced, next_version
 from reefknot.queue.model.work import WorkItem, WorkState, attempts_begun, is_ingestion, is_over, runs_now, step_key
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from reefknot.queue.model.work import (
     visible_state,
     worker_of,
 )
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.presence import fleet_of, known_pool, living_systems, serving, silent_systems
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ async def _sources(store: Store, items: Sequence[WorkItem], moment: Moment) -> d
 
 async def _queue(store: Store, resource_class: str) -> list[WorkItem]:
     """The oldest open jobs of a class."""
-    return await store.work.find(classes=(resource_class,), oldest_first=True, limit=MOST_AHEAD)
+    return (await store.work.search(WorkFilter(classes=(resource_class,)), oldest_first=True, limit=MOST_AHEAD)).items
 
 
 def _with_ahead(job: JobFacts, item: WorkItem, queue: Sequence[WorkItem], look: Look) -> JobFacts:

@@ -35,8 +35,9 @@ def about(work: ExecAssignment | WorkItem, wall: float) -> dict[str, Any]:
     return about_item(work, wall) if isinstance(work, WorkItem) else about_assignment(work, wall)
 
 
-def _operation(work: ExecAssignment | WorkItem) -> str:
-    return work.kind if isinstance(work, WorkItem) else work.job.type
+def _operation(work: ExecAssignment | WorkItem, wall: float) -> dict[str, Any]:
+    """The envelope of an event about what this work does."""
+    return {**about(work, wall), "operation": work.kind if isinstance(work, WorkItem) else work.job.type}
 
 
 def retry_event(
@@ -44,8 +45,7 @@ def retry_event(
 ) -> RetryAttempt:
     """The event of an execution that failed and will be retried; `began` is its start, wall time."""
     return RetryAttempt(
-        **about(work, wall),
-        operation=_operation(work),
+        **_operation(work, wall),
         attempt_number=attempts,
         max_attempts=record.policy.max_attempts,
         delay_seconds=record.delay or 0.0,
@@ -68,8 +68,7 @@ def end_event(
     """The event of work that is given up; `began` is the start of its last execution, None without one."""
     kind = RetryRefused if reason in REFUSED else RetryExhausted
     return kind(
-        **about(work, wall),
-        operation=_operation(work),
+        **_operation(work, wall),
         total_attempts=attempts,
         final_exception_type=record.failure.exception_type,
         final_exception_message=record.failure.message,
@@ -86,19 +85,17 @@ def _seconds(began: float, wall: float) -> float:
 def recovered_event(work: ExecAssignment | WorkItem, wall: float, history: History) -> RetryRecovered:
     """The event of a success after the executions of this history, which ended in the moment of the success."""
     return RetryRecovered(
-        **about(work, wall),
-        operation=_operation(work),
+        **_operation(work, wall),
         total_attempts=history.attempts + 1,
         elapsed_seconds=history.elapsed,
         history=history,
     )
 
 
-def expired_event(work: ExecAssignment, wall: float, attempts: int, timeout_ms: int = 0) -> TimeoutOccurred:
+def expired_event(work: ExecAssignment, wall: float, attempts: int = 0, timeout_ms: int = 0) -> TimeoutOccurred:
     """Work whose deadline, or `timeout_ms` where it has none, was over before it ran, or ran again."""
     return TimeoutOccurred(
-        **about(work, wall),
-        operation=_operation(work),
+        **_operation(work, wall),
         attempt_number=attempts,
         timeout_seconds=(work.options.deadline_ms or timeout_ms) / 1000,
         whole=True,
@@ -108,8 +105,7 @@ def expired_event(work: ExecAssignment, wall: float, attempts: int, timeout_ms: 
 def timeout_event(work: ExecAssignment | WorkItem, wall: float, attempt: int, limit: TimedOut) -> TimeoutOccurred:
     """An attempt that was cut off: at its own limit, or where the time for all of them ends."""
     return TimeoutOccurred(
-        **about(work, wall),
-        operation=_operation(work),
+        **_operation(work, wall),
         attempt_number=attempt,
         timeout_seconds=limit.seconds,
         whole=limit.whole,

@@ -37,16 +37,15 @@ class Claims:
         self._work = work
         self._lease = lease
 
-    async def finish(self, claim: Coroutine[Any, Any, list[C]], held: Callable[[C], Held]) -> list[C]:
+    async def finish(self, claim: Coroutine[Any, Any, list[C]], held: Callable[[C], Held | None]) -> list[C]:
         """The outcome of a claim, which is never cut off: when its caller is cancelled meanwhile, it goes back."""
         task = asyncio.get_running_loop().create_task(claim)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             with suppress(Exception):  # whatever the store says, the caller ends; without an answer the leases run out
-                late = await task
-                if late:
-                    await self.give_back([held(one) for one in late])
+                if late := [claimed for one in await task if (claimed := held(one)) is not None]:
+                    await self.give_back(late)
             raise
 
     async def give_back(self, held: list[Held]) -> list[bool]:

@@ -146,27 +146,22 @@ def _submitting(tracer: Tracer, assignment: ExecAssignment) -> Iterator[ExecAssi
     attributes = {"reefknot.job_id": _text(assignment.assignment_id)}
     name = _text(f"reefknot.submit {assignment.job.type}", 100)
     span = tracer.start(name, attributes, kind="producer", parent=assignment.traceparent)
-    span.enter()
-    try:
+    with _within(span):
         parent = span.traceparent
         correlation = Correlation(assignment.trace_id or trace_of(parent), parent)
         traced = structs.replace(assignment, correlation=correlation)
         yield traced if len(encode(traced)) <= LARGEST_MESSAGE else assignment
-    except Exception as error:
-        span.failed(error_text(error))
-        raise
-    finally:
-        span.end()
 
 
 @contextmanager
 def spanned(name: str, attributes: dict[str, Any]) -> Iterator[None]:
     """A scope in a span of its own, below the current one; without tracing it costs next to nothing."""
-    tracer = tracing.tracer
-    if tracer is None:
+    with nullcontext() if tracing.tracer is None else _within(tracing.tracer.start(name, attributes)):
         yield
-        return
-    span = tracer.start(name, attributes)
+
+
+@contextmanager
+def _within(span: TraceSpan) -> Iterator[None]:
     span.enter()
     try:
         yield

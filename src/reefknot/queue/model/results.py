@@ -98,9 +98,9 @@ def is_same_job(item: WorkItem, assignment: ExecAssignment) -> bool:
         return True
 
 
-def answer_of(item: WorkItem) -> ExecResult | None:
-    """The result of an item that has ended; None while it has not."""
-    if not is_over(item):
+def answer_of(item: WorkItem | None) -> ExecResult | None:
+    """The result of an item that has ended; None while it has not, and of no item."""
+    if item is None or not is_over(item):
         return None
     if item.result is not None:
         return _results.decode(item.result)

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from reefknot.audit.port import AuditEntry
-from reefknot.queue.model.edited_work import next_record
 from reefknot.queue.model.failure_groups import FailureGroups
-from reefknot.queue.model.transitions import Discard, Remove, Replace, Requeue
+from reefknot.queue.model.transitions import Discard, Remove, Replace, Requeue, next_record
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import EVERYTHING, QuarantineStats, WorkFilter, WorkQueue
 
@@ -53,7 +52,7 @@ class QuarantineStore:
         self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
     ) -> str | None:
         """
-        Discard an item and queue one with another payload instead, in one step (`model.versions.replaced`).
+        Discard an item and queue one with another payload instead, in one step (`model.transitions.replaced`).
 
         Returns the new one's id, which is the next version of the item's. None: the item is not in quarantine, or there
         is one of that id already; then nothing is changed.

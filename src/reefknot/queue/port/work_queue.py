@@ -13,15 +13,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from reefknot.audit.port import AuditEntry
+from reefknot.core.time import Moment
 from reefknot.errors import ParameterError
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.failure_groups import FailureGroups, fingerprint_of, has_error
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.transitions import Transition
-from reefknot.queue.model.work import CRASH_LIMIT, Settled, WorkItem, WorkState, is_ingestion
+from reefknot.queue.model.work import CRASH_LIMIT, Settled, WorkItem, WorkState, is_ingestion, is_over, visible_state
 
 
 class Held(Struct, frozen=True, gc=False):
@@ -180,6 +181,17 @@ class WorkFilter(Struct, frozen=True):
     changed_since: int | None = None
     """The earliest last change, ms UTC: of quarantined work, the quarantining."""
     changed_before: int | None = None
+    classes: tuple[str, ...] = ()
+    """Resource classes, of which only open items are meant. Not together with `gone` (`ParameterError`)."""
+
+    def __post_init__(self) -> None:
+        if self.classes and self.gone is not None:
+            raise ParameterError("classes", list(self.classes), "not together with gone; give one of them")
+
+    def shows(self, item: WorkItem, now: Moment) -> bool:
+        """Whether a search at this moment finds the item."""
+        state = item.state if self.gone is None else visible_state(item, now, gone=self.gone)
+        return self.state in (None, state) and self.matches(item)
 
     def matches(self, item: WorkItem) -> bool:
         """Whether the item matches in everything but its state."""
@@ -191,6 +203,7 @@ class WorkFilter(Struct, frozen=True):
             and (self.changed_before is None or item.updated_at < self.changed_before)
             and (self.ids is None or item.id in self.ids)
             and (self.reason is None or self.reason in item.reason)
+            and (not self.classes or (item.resource_class in self.classes and not is_over(item)))
             and not (self.only_ingestion and not is_ingestion(item))
             and (self.error is None or has_error(item, self.error))
             and (self.fingerprint is None or fingerprint_of(item) == self.fingerprint)
@@ -208,6 +221,12 @@ class WorkPage(Struct, frozen=True):
     """The id after which the next page begins; empty when there is none. With fewer items than asked for, the search
     has reached its limit for one page, and items that it has not read may match."""
 
+    @classmethod
+    def of(cls, found: Sequence[WorkItem], limit: int) -> "WorkPage":
+        """The page of these, which were all that there are up to the limit."""
+        items = [structs.replace(item, payload=b"") for item in found]
+        return cls(items, items[-1].id if 0 < len(items) == limit else "")
+
 
 class QuarantineStats(Struct, frozen=True):
     """The number of items in quarantine, by kind, source and reason."""
@@ -217,12 +236,6 @@ class QuarantineStats(Struct, frozen=True):
     by_source: dict[str, int]
     by_reason: dict[str, int]
     oldest_at: int | None
-
-
-def refuse_classes_with_gone(classes: Collection[str], gone: Collection[str] | None) -> None:
-    """Refuse a `find` by resource classes and by visible state at once."""
-    if classes and gone is not None:
-        raise ParameterError("classes", list(classes), "not together with gone; give one of them")
 
 
 FREELY = Enqueue()
@@ -306,26 +319,6 @@ class WorkQueue(Protocol):
 
     async def get(self, work_id: str) -> WorkItem | None:
         """The item with its payload, if there is one."""
-
-    async def find(
-        self,
-        *,
-        state: WorkState | None = None,
-        kind: str | None = None,
-        classes: Collection[str] = (),
-        after: str = "",
-        limit: int = 100,
-        since: int = 0,
-        oldest_first: bool = False,
-        gone: Collection[str] | None = None,
-    ) -> list[WorkItem]:
-        """
-        Items, the newest first, without payloads; `after` the last one's id gives the next page.
-
-        Behind an id that is gone there is nothing. With `classes`, only open items of these resource classes. `since`
-        leaves out what was created before (ms UTC). With `gone`, owners whose processes have ended, `state` means
-        `visible_state`; `classes` are refused then (`ParameterError`).
-        """
 
     async def search(
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False

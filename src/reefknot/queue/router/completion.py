@@ -10,6 +10,7 @@ routed again.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from msgspec import Struct, structs
 
@@ -21,7 +22,7 @@ from reefknot.errors import StoreUnavailableError
 from reefknot.queue.execution.tracing import WorkTrace, routed_trace
 from reefknot.queue.model.messages import ExecResult, ResultStatus, encode
 from reefknot.queue.model.results import answer_of, cancel_reason
-from reefknot.queue.model.work import Quarantine, WorkCancelled, WorkDone, WorkFailed, WorkRejected
+from reefknot.queue.model.work import Quarantine, Settled, WorkCancelled, WorkDone, WorkFailed, WorkRejected
 from reefknot.queue.port.work_queue import Settlement
 from reefknot.queue.router.pending import Pending, RouterContext
 from reefknot.runtime.log import error_text, logger, printable
@@ -84,52 +85,49 @@ class Completion:
 
     def finish_foreign(self, pending: Pending, result: ExecResult, done: Acknowledge | None) -> None:
         """Write the result of a worker that has a store of its own."""
-        if self._context.table.get(pending.id) is not pending:
-            return
-        self._context.table.remove(pending)
         if result.status is ResultStatus.SUCCESS:  # which has no error, whatever the worker says
             result = structs.replace(result, error_code=None, error_message=None)
-        body = encode(result)
-        held, entries = pending.held, self._entries(pending, result, body)
-        settlement = Settlement(held.id, held.owner, held.fence, _foreign_end(pending, result, body.decode()), entries)
-        self.batch.put(_RouterEnd(settlement, result, result.status.value, done))
+        self._write(pending, result, partial(_foreign_end, pending, result), done=done)
 
     def end(self, pending: Pending, result: ExecResult, event: Event) -> None:
         """End an assignment that this router holds."""
-        if not self._context.table.remove(pending):
-            return
-        body = encode(result)
-        held, entries = pending.held, self._entries(pending, result, body, event)
-        settled = WorkRejected(body.decode(), result.status.value)
-        counted = "rejected" if result.status is ResultStatus.ERROR else result.status.value
-        settlement = Settlement(held.id, held.owner, held.fence, settled, entries)
-        self.batch.put(_RouterEnd(settlement, result, counted, trace=self._trace(pending)))
+        self._write(pending, result, lambda body: WorkRejected(body, result.status.value), event)
 
     def set_aside(self, pending: Pending, result: ExecResult, reason: str) -> None:
         """Quarantine an assignment that this router holds. Its caller gets the result."""
+        event = Quarantined(**about_assignment(pending.assignment, self._context.clock.wall()), reason=reason)
+        self._write(pending, result, lambda body: Quarantine(reason, None, body), event)
+
+    def _write(
+        self,
+        pending: Pending,
+        result: ExecResult,
+        settle: Callable[[str], Settled],
+        event: Event | None = None,
+        done: Acknowledge | None = None,
+    ) -> None:
+        """Write an end with the result as `settle` keeps it. One without an event is a worker's, which traces it."""
         if not self._context.table.remove(pending):
             return
         body, held = encode(result), pending.held
-        about = about_assignment(pending.assignment, self._context.clock.wall())
-        entries = self._entries(pending, result, body, Quarantined(**about, reason=reason))
-        settled = Quarantine(reason, None, body.decode())
+        settled, entries = settle(body.decode()), self._entries(pending, result, body, event)
+        is_refusal = isinstance(settled, WorkRejected) and result.status is ResultStatus.ERROR
+        trace = None if event is None else routed_trace(pending.assignment, held.fence, self._since_ms(pending))
         settlement = Settlement(held.id, held.owner, held.fence, settled, entries)
-        self.batch.put(_RouterEnd(settlement, result, result.status.value, trace=self._trace(pending)))
-
-    def _trace(self, pending: Pending) -> WorkTrace | None:
-        return routed_trace(pending.assignment, pending.held.fence, self._since_ms(pending))
+        self.batch.put(_RouterEnd(settlement, result, "rejected" if is_refusal else result.status.value, done, trace))
 
     def _since_ms(self, pending: Pending) -> int:
         """The time at which this router took the assignment in, in milliseconds UTC."""
         clock = self._context.clock
         return int((clock.wall() - (clock.now() - pending.since)) * 1000)
 
-    def _entries(self, pending: Pending, result: ExecResult, body: bytes, *events: Event) -> tuple[AuditEntry, ...]:
+    def _entries(
+        self, pending: Pending, result: ExecResult, body: bytes, event: Event | None
+    ) -> tuple[AuditEntry, ...]:
         """The events of an end, the last of which covers its result. An end of the router's own had no attempt."""
         wall, since_ms = self._context.clock.wall(), self._since_ms(pending)
-        attempts = 0 if events else None
-        covered = completed_event(result, body, wall, since_ms=since_ms, attempts=attempts)
-        return tuple(self._context.journal.entries([*events, covered]))
+        covered = completed_event(result, body, wall, since_ms=since_ms, attempts=None if event is None else 0)
+        return tuple(self._context.journal.entries([covered] if event is None else [event, covered]))
 
     async def _keep(self, ends: list[_RouterEnd]) -> None:
         try:
@@ -150,8 +148,7 @@ class Completion:
     async def _resolve_from_store(self, work_id: str) -> None:
         """Resolve the caller of an assignment that this router does not hold, if it has ended."""
         async with asyncio.timeout(STORE_S):
-            item = await self._context.work.get(work_id)
-        result = None if item is None else answer_of(item)
+            result = answer_of(await self._context.work.get(work_id))
         if result is not None:
             self._resolve(work_id, result)
 

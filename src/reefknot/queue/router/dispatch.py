@@ -113,7 +113,7 @@ class Dispatcher:
                 return
             self._table.check_deadline_at(pending, wall_ms + 1000)  # should the store not answer now
             item = await self._stored(pending)
-            result = None if item is None else answer_of(item)
+            result = answer_of(item)
             if result is not None:
                 self._completion.finish(pending, result)
                 return
@@ -300,7 +300,7 @@ class Dispatcher:
     async def _check_acked(self, pending: Pending) -> None:
         """Look for a result whose message was lost: in the store, or at a worker that has its own."""
         item = await self._stored(pending)
-        result = None if item is None else answer_of(item)
+        result = answer_of(item)
         if result is not None:
             self._completion.finish(pending, result)
         elif item is not None and is_workers(item):
@@ -367,7 +367,7 @@ class Dispatcher:
             entries = self._context.journal.entries([event, *ended])
             is_ours = await self._work.cancel(pending.id, reason=reason, who="router", events=entries)
             item = await self._work.get(pending.id)
-        result = None if item is None else answer_of(item)
+        result = answer_of(item)
         if item is not None and result is not None:
             if is_ours:
                 record_cancelled(item, result)

@@ -13,12 +13,13 @@ from itertools import count, islice
 from math import inf
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from reefknot.audit.assignments import briefly_about
 from reefknot.audit.journal import Journal, about_assignment
-from reefknot.audit.model.event import Event, OperatorAction, Requeued, Routing, TimeoutOccurred
+from reefknot.audit.model.event import Event, OperatorAction, Requeued, Routing
 from reefknot.core.clock import Clock
+from reefknot.queue.execution.events import expired_event
 from reefknot.queue.model.messages import ExecAssignment
 from reefknot.queue.port.transport import Transport
 from reefknot.queue.port.work_queue import Held, WorkQueue
@@ -47,68 +48,44 @@ _GARBAGE = 1000
 """Stale heap entries tolerated before a rebuild."""
 
 
-class Pending:
-    """An assignment between its claim and its result."""
+class Pending(Struct, eq=False):
+    """An assignment between its claim and its result: among others the fields of its `ClaimedSubmission`."""
 
-    __slots__ = (
-        "acked",
-        "asked_at",
-        "assignment",
-        "body",
-        "cancel_reason",
-        "deadline_at",
-        "generation",
-        "held",
-        "id",
-        "maybe_held_before_send",
-        "place",
-        "refusal",
-        "refused_until",
-        "requeued_at",
-        "resource_class",
-        "route",
-        "sent_before",
-        "since",
-        "too_late_for",
-        "unknown_since",
-        "was_accepted",
-        "worker_id",
-    )
+    resource_class: str
+    since: float
+    assignment: ExecAssignment
+    held: Held
+    """The claim on the submission. It is void once a worker has accepted it."""
+    deadline_at: int | None
+    sent_before: bool
+    """Whether a worker may have it."""
+    body: bytes
+    was_accepted: bool
+    requeued_at: int
+    generation: int
+    id: str = ""
+    maybe_held_before_send: bool = False
+    """`sent_before` as of the previous send. Restored on refusal: a worker that refused cannot hold it."""
+    place: int = 0
+    """Its number in the queue of its class; 0 when it is in none."""
+    worker_id: str | None = None
+    asked_at: float = 0.0
+    """When it was last sent."""
+    acked: bool = False
+    route: int = 0
+    """How often it was sent: part of the message's id."""
+    refused_until: dict[str, float] = {}
+    """Workers that refused it, and when they may be asked again; never, if they do not know the step."""
+    too_late_for: set[str] = set()
+    """Workers with which it would miss its deadline."""
+    refusal: str = ""
+    unknown_since: float | None = None
+    """Since when every live worker has refused it because it does not know the type."""
+    cancel_reason: str | None = None
+    """The caller's reason, once it was cancelled: it is not sent any more."""
 
-    def __init__(self, taken: ClaimedSubmission, resource_class: str, now: float) -> None:
-        self.assignment: ExecAssignment = taken.assignment
-        self.id = taken.held.id
-        self.body = taken.body
-        """The assignment's bytes as they were submitted."""
-        self.deadline_at = taken.deadline_at
-        self.sent_before = taken.sent_before
-        """Whether a worker may have it."""
-        self.maybe_held_before_send = taken.sent_before
-        """`sent_before` as of the previous send. Restored on refusal: a worker that refused cannot hold it."""
-        self.was_accepted = taken.was_accepted
-        self.requeued_at = taken.requeued_at
-        self.generation = taken.generation
-        self.resource_class = resource_class
-        self.since = now
-        self.place = 0
-        """Its number in the queue of its class; 0 when it is in none."""
-        self.held: Held = taken.held
-        """The claim on the submission. It is void once a worker has accepted it."""
-        self.worker_id: str | None = None
-        self.asked_at = 0.0
-        """When it was last sent."""
-        self.acked = False
-        self.route = 0
-        """How often it was sent: part of the message's id."""
-        self.refused_until: dict[str, float] = {}
-        """Workers that refused it, and when they may be asked again; never, if they do not know the step."""
-        self.too_late_for: set[str] = set()
-        """Workers with which it would miss its deadline."""
-        self.refusal = ""
-        self.unknown_since: float | None = None
-        """Since when every live worker has refused it because it does not know the type."""
-        self.cancel_reason: str | None = None
-        """The caller's reason, once it was cancelled: it is not sent any more."""
+    def __post_init__(self) -> None:
+        self.id, self.maybe_held_before_send = self.held.id, self.sent_before
 
 
 _Stand = tuple[float, int, Pending]
@@ -219,7 +196,7 @@ class PendingTable:
             known.held, known.was_accepted, known.requeued_at = taken.held, taken.was_accepted, taken.requeued_at
             self.back(known)
             return known
-        pending = Pending(taken, resource_class, now)
+        pending = Pending(resource_class, now, *structs.astuple(taken))
         self._all[pending.id] = pending
         self.of_class[resource_class] += 1
         self._stand(pending)
@@ -386,17 +363,6 @@ class RouterContext(Struct, frozen=True):
     def cancelled(self, assignment: ExecAssignment, reason: str) -> Event:
         about = about_assignment(assignment, self.clock.wall())
         return cancelled_event(about, reason, who="caller")
-
-
-def expired_event(assignment: ExecAssignment, wall: float) -> Event:
-    """The event of an assignment that had not ended by its deadline."""
-    return TimeoutOccurred(
-        **about_assignment(assignment, wall),
-        operation=assignment.job.type,
-        attempt_number=0,
-        timeout_seconds=(assignment.options.deadline_ms or 0) / 1000,
-        whole=True,
-    )
 
 
 def cancelled_event(about: dict[str, Any], reason: str, *, who: str) -> Event:

@@ -415,7 +415,7 @@ class Router:
             item = await self.submissions.find(lost.id)
             if pending.held != lost:
                 continue  # claimed again meanwhile
-            result = None if item is None else answer_of(item)
+            result = answer_of(item)
             if result is not None:
                 self._completion.finish(pending, result)
             elif item is None or not is_workers(item):

@@ -22,6 +22,7 @@ from reefknot.core.canonical import canonical, record_fingerprint
 from reefknot.core.clock import Clock
 from reefknot.core.failure import ErrorCode
 from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
+from reefknot.queue.execution.events import expired_event
 from reefknot.queue.execution.settling import Claims
 from reefknot.queue.execution.tracing import submitting
 from reefknot.queue.model.admission import Reject, RejectReason
@@ -49,7 +50,7 @@ from reefknot.queue.model.work import ROUTER, Quarantine, WorkItem, is_ingestion
 from reefknot.queue.port.control import Control
 from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueue, Enqueued, Held, Settlement, WorkClaim, WorkQueue
 from reefknot.queue.router.health import FleetClasses
-from reefknot.queue.router.pending import ClaimedSubmission, RouterContext, expired_event
+from reefknot.queue.router.pending import ClaimedSubmission, RouterContext
 from reefknot.queue.router.settings import CALLER_LATE_S, LEASE_S
 from reefknot.runtime.processes import own_identity
 from reefknot.runtime.tasks import Batcher
@@ -310,13 +311,11 @@ class Submissions:
 
     async def answer(self, work_id: str) -> ExecResult | None:
         """The result, if the assignment has ended."""
-        item = await self.find(work_id)
-        return None if item is None else answer_of(item)
+        return answer_of(await self.find(work_id))
 
     async def result(self, work_id: str, timeout: float) -> ExecResult | None:
         """The result as soon as there is one, or None after `timeout` seconds."""
-        item = await self._work.ended(work_id, timeout)
-        return None if item is None else answer_of(item)
+        return answer_of(await self._work.ended(work_id, timeout))
 
     async def ended_by_deadline(self, work_id: str, timeout: float) -> WorkItem | None:
         """
@@ -479,7 +478,7 @@ class LocalCallers:
         pending = self._context.table.get(name)
         if item is not None and pending is not None:  # run again since: an earlier result may still be on its way
             pending.requeued_at = max(pending.requeued_at, requeued_at(item))
-        result = None if item is None else answer_of(item)
+        result = answer_of(item)
         if result is not None:
             self.resolve(name, result)
 

@@ -8,10 +8,9 @@ for it by `Drain`.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
-from traceback import extract_tb
+from os.path import basename
 
 import msgspec
 
@@ -23,6 +22,7 @@ from reefknot.core.classify import classify
 from reefknot.core.failure import ErrorCode
 from reefknot.queue.execution.decision_log import ERROR
 from reefknot.queue.execution.events import expired_event, quarantined_event
+from reefknot.queue.execution.failures import raised_at
 from reefknot.queue.execution.settling import EndedAttempt, Settling
 from reefknot.queue.execution.tracing import WorkTrace, assignment_trace
 from reefknot.queue.model.messages import Cancel, ExecAssignmentAck, ExecResult, StepResult, StepStatus, encode
@@ -36,7 +36,7 @@ from reefknot.queue.model.results import (
 )
 from reefknot.queue.model.submission import EXPIRED
 from reefknot.queue.model.work import Quarantine, WorkDone, WorkFailed, WorkItem, WorkState, is_workers
-from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
+from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim, WorkFilter
 from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.context import WorkerContext, WorkerMessage
 from reefknot.queue.worker.pool import Pool, Queued
@@ -116,7 +116,7 @@ class Closing:
 
     def _broken(self, item: WorkItem, work: AcceptedWork, error: Exception) -> AttemptReport:
         text = printable(self._context.redactor(f"{type(error).__name__}: {error}"), most=300)
-        where = _raised_at(error)
+        where = basename(raised_at(error)) or "an unknown place"
         log, name = logger(), self._context.worker_id
         log.error("%s: internal error in %s, %s; it goes to quarantine (%s)", name, item.id, where, text)
         return self._set_aside(item, work, WORKER_FAILED)
@@ -183,7 +183,7 @@ class Closing:
     async def publish_result(self, work_id: str, *, again: bool = False) -> bool:
         """Publish the result of an assignment that has ended. False when it has not."""
         item = await self._get(work_id)
-        result = None if item is None else answer_of(item)
+        result = answer_of(item)
         if item is None or result is None:
             return False
         if not again and item.result is None:  # cancelled, dropped, expired or crashed: not reported by an attempt
@@ -352,24 +352,15 @@ class Drain:
 
     async def _queued(self) -> list[WorkItem]:
         """The items that the store has queued for this worker; those handed back are in no pool's queue."""
-        names = [pool.queue_name for pool in self._pools.values()]
-        found, after = list[WorkItem](), ""
+        names = tuple(pool.queue_name for pool in self._pools.values())
+        which, found, after = WorkFilter(state=WorkState.PENDING, classes=names), list[WorkItem](), ""
         while True:
             with self._context.timeouts.timeout(STORE_S):
-                page: Sequence[WorkItem] = await self._context.work.find(
-                    state=WorkState.PENDING, classes=names, after=after, limit=PAGE
-                )
-            found += page
-            if len(page) < PAGE:
+                page = await self._context.work.search(which, after=after, limit=PAGE)
+            found += page.items
+            if not (after := page.after):
                 return found
-            after = page[-1].id
 
     async def _reject(self, item: WorkItem) -> None:
         pool = self._pools[item.resource_class.rpartition("@")[0]]
         await self._context.send_ack(self._ack(item.assignment_id, pool))
-
-
-def _raised_at(error: Exception) -> str:
-    """The file and line where an error was raised, without any value of its frames."""
-    frames = extract_tb(error.__traceback__)
-    return f"at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "at an unknown place"

@@ -11,7 +11,6 @@ fails does not affect others.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from msgspec import UNSET, structs
@@ -40,9 +39,9 @@ from reefknot.queue.model.messages import (
     resource_class,
 )
 from reefknot.queue.model.results import DROPPED_MESSAGE, is_same_job
-from reefknot.queue.model.work import Interrupted, WorkItem, WorkState, assignment_and_tenant, is_unassigned
+from reefknot.queue.model.work import WorkItem, WorkState, assignment_and_tenant, is_unassigned
 from reefknot.queue.port.transport import Delivery
-from reefknot.queue.port.work_queue import Settlement
+from reefknot.queue.port.work_queue import Held
 from reefknot.queue.worker.admission import AdmissionVerdict, Admitted, IntakeResult, WorkerAdmission, with_own_class
 from reefknot.queue.worker.closing import Closing
 from reefknot.queue.worker.context import WorkerContext, WorkerMessage
@@ -321,15 +320,12 @@ class Intake:
         """Accept these in the store. If the worker ends meanwhile, what was started goes back and spends nothing."""
         context = self._context
         owner, lease = context.owner, context.settings.lease
-        task = asyncio.ensure_future(context.work.assign(items, start=start, owner=owner, lease=lease, events=entries))
-        try:
+
+        async def assigned() -> list[WorkItem | None]:
             with context.timeouts.timeout(STORE_S):
-                return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            with suppress(Exception), context.timeouts.timeout(STORE_S):  # whatever the store says, the worker ends
-                started = [one for one in await task if one is not None and one.state is WorkState.RUNNING]
-                await context.work.settle([Settlement(one.id, one.owner, one.fence, Interrupted()) for one in started])
-            raise
+                return await context.work.assign(items, start=start, owner=owner, lease=lease, events=entries)
+
+        return await context.claims.finish(assigned(), _held_if_started)
 
     def _startable(self, batch: Sequence[Admitted]) -> set[str]:
         """The ids of arrivals for which their pools have a free slot now."""
@@ -483,3 +479,7 @@ class Intake:
 def _body(delivery: Delivery) -> bytes:
     """The assignment's bytes for the store; "" with headers, which override the body, so that it is encoded again."""
     return b"" if delivery.headers else delivery.body
+
+
+def _held_if_started(item: WorkItem | None) -> Held | None:
+    return Held.of(item) if item is not None and item.state is WorkState.RUNNING else None

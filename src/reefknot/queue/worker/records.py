@@ -6,11 +6,10 @@ Counters are plain numbers of this process: events are the record, and no decisi
 
 import asyncio
 import re
-from collections import Counter
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from reefknot.audit.assignments import briefly_about
 from reefknot.audit.journal import envelope
@@ -303,27 +302,26 @@ class RunningStep(Struct, frozen=True):
     """By the worker's clock."""
 
 
-class Counters:
-    """The retry counters of one worker."""
+class Counters(Struct):
+    """The retry counters of one worker; `RetryCounts` tells of the fields."""
 
-    def __init__(self) -> None:
-        self.executions = 0
-        self.succeeded = 0
-        self.failed = 0
-        self.recovered = 0
-        self.given_up = 0
-        self.budget_exhaustions = 0
-        self.throttled = 0
-        self.expired = 0
-        self._backoff = 0.0
-        self._by_code: Counter[str] = Counter()
-        self._by_block: Counter[str] = Counter()
+    executions: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    recovered: int = 0
+    given_up: int = 0
+    budget_exhaustions: int = 0
+    throttled: int = 0
+    expired: int = 0
+    backoff_s: float = 0.0
+    retries_by_code: dict[str, int] = {}
+    retries_by_block: dict[str, int] = {}
 
     def retry(self, code: str, block: str, delay: float) -> None:
         """Another attempt was granted, after `delay` seconds."""
-        self._by_code[code] += 1
-        self._by_block[block] += 1
-        self._backoff += delay
+        self.retries_by_code[code] = self.retries_by_code.get(code, 0) + 1
+        self.retries_by_block[block] = self.retries_by_block.get(block, 0) + 1
+        self.backoff_s += delay
 
     def ended(self, *, ok: bool, retried: bool) -> None:
         """An assignment ended."""
@@ -335,19 +333,8 @@ class Counters:
             self.given_up += retried
 
     def snapshot(self) -> RetryCounts:
-        retries, ended = self._by_code.total(), self.recovered + self.given_up
-        return RetryCounts(
-            executions=self.executions,
-            succeeded=self.succeeded,
-            failed=self.failed,
-            retries=retries,
-            retries_by_code=dict(self._by_code),
-            retries_by_block=dict(self._by_block),
-            recovered=self.recovered,
-            given_up=self.given_up,
-            mean_backoff_s=self._backoff / retries if retries else 0.0,
-            budget_exhaustions=self.budget_exhaustions,
-            throttled=self.throttled,
-            expired=self.expired,
-            retry_success_rate=self.recovered / ended if ended else None,
-        )
+        retries, ended = sum(self.retries_by_code.values()), self.recovered + self.given_up
+        counts = structs.asdict(self)
+        counts["mean_backoff_s"] = counts.pop("backoff_s") / max(1, retries)
+        counts |= {name: dict(counts[name]) for name in ("retries_by_code", "retries_by_block")}
+        return RetryCounts(**counts, retries=retries, retry_success_rate=self.recovered / ended if ended else None)

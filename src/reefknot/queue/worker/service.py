@@ -40,7 +40,7 @@ from reefknot.queue.model.messages import (
 from reefknot.queue.model.results import waits_for
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.transport import Delivery, Transport
-from reefknot.queue.port.work_queue import Held
+from reefknot.queue.port.work_queue import Held, WorkFilter
 from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.closing import Closing, Drain
 from reefknot.queue.worker.context import WorkerContext
@@ -178,18 +178,17 @@ class Worker:
         """Rebuild the queue of an earlier incarnation. What it was running comes back when its lease ends."""
         names = {pool.queue_name: pool for pool in self.pools.values()}
         waiting: dict[str, str] = {}
-        after = ""
+        which, after = WorkFilter(state=state, classes=tuple(names)), ""
         while True:
-            items = await self._store.work.find(state=state, classes=names.keys(), after=after, limit=PAGE)
-            for item in items:
+            page = await self._store.work.search(which, after=after, limit=PAGE)
+            for item in page.items:
                 pool = names[item.resource_class]
                 pool.put(self._recovered(item, pool))
                 waits = waits_for(item)
                 if waits is not None and len(waiting) < MOST_DOWN:
                     waiting.setdefault(waits.destination, item.id)
-            if len(items) < PAGE:
+            if not (after := page.after):
                 break
-            after = items[-1].id
         for work_id in waiting.values():
             one = await self._store.work.get(work_id)
             if one is not None:

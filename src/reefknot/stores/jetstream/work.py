@@ -21,8 +21,8 @@ from reefknot.queue.port.work_queue import (
     QuarantineStats,
     WorkClaim,
     WorkFilter,
+    WorkPage,
     WorkSnapshot,
-    refuse_classes_with_gone,
 )
 from reefknot.stores.jetstream.commits import Commits, run_apart
 from reefknot.stores.jetstream.connection import Connection
@@ -199,50 +199,33 @@ class JetStreamWorkQueue(TableWorkQueue):
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         return await self._ends.wait(work_id, timeout)
 
-    async def find(
-        self,
-        *,
-        state: WorkState | None = None,
-        kind: str | None = None,
-        classes: Collection[str] = (),
-        after: str = "",
-        limit: int = 100,
-        since: int = 0,
-        oldest_first: bool = False,
-        gone: Collection[str] | None = None,
-        match: WorkFilter = EVERYTHING,
-    ) -> list[WorkItem]:
-        refuse_classes_with_gone(classes, gone)
+    async def search(
+        self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
+    ) -> WorkPage:
         last = await self._place(after) if after else None
         if after and last is None:
-            return []
-
-        def is_wanted(place: _Place, item: WorkItem, now: Moment) -> bool:
-            shown = item.state if gone is None else core.visible_state(item, now, gone=gone)
-            return (
-                (state is None or shown is state)
-                and kind in (None, item.kind)
-                and item.created_at >= since
-                and match.matches(item)
-                and (not classes or (item.state in _OPEN and item.resource_class in classes))
-                and (last is None or (place > last if oldest_first else place < last))
-            )
+            return WorkPage([])
 
         def choose(ended: _Listed, now: Moment) -> list[WorkItem]:
             open_items = [item for item in self.table.items.values() if item.state in _OPEN]
             order_of = self.table.order_of
             everything = ended | {one.id: ((one.created_at, order_of(one.id), one.id), one) for one in open_items}
-            wanted = [(place, item) for place, item in everything.values() if is_wanted(place, item, now)]
+            wanted = [
+                (place, item)
+                for place, item in everything.values()
+                if which.shows(item, now) and (last is None or (place > last if oldest_first else place < last))
+            ]
             wanted.sort(key=lambda one: one[0], reverse=not oldest_first)
-            return [structs.replace(item, payload=b"") for _, item in wanted[:limit]]
+            return [item for _, item in wanted[:limit]]
 
         chosen: list[WorkItem] = []
-        async for ended, left_out in self._ended_work(state, is_open=bool(classes), least=0 if oldest_first else limit):
+        least, is_open = 0 if oldest_first else limit, bool(which.classes)
+        async for ended, left_out in self._ended_work(which.state, is_open=is_open, least=least):
             chosen = await self.look(partial(choose, ended))
             known_from = left_out + SKEW_MS  # what was created later has ended since, or is open
-            if since > known_from or (len(chosen) >= limit and chosen[-1].created_at > known_from):
-                return chosen
-        return chosen
+            if which.since > known_from or (len(chosen) >= limit and chosen[-1].created_at > known_from):
+                break
+        return WorkPage.of(chosen, limit)
 
     async def _place(self, work_id: str) -> _Place | None:
         """The place of an item in lists; None for an unknown item."""

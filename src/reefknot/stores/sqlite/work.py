@@ -35,7 +35,6 @@ from reefknot.queue.port.work_queue import (
     WorkPage,
     WorkSnapshot,
     events_to_keep,
-    refuse_classes_with_gone,
 )
 from reefknot.runtime.changes import until
 from reefknot.runtime.sqlite_files import close_connection, immediate
@@ -190,28 +189,11 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
     async def get(self, work_id: str) -> WorkItem | None:
         return await self._context.read(lambda connection: rows.one(connection, work_id))
 
-    async def find(
-        self,
-        *,
-        state: WorkState | None = None,
-        kind: str | None = None,
-        classes: Collection[str] = (),
-        after: str = "",
-        limit: int = 100,
-        since: int = 0,
-        oldest_first: bool = False,
-        gone: Collection[str] | None = None,
-    ) -> list[WorkItem]:
-        refuse_classes_with_gone(classes, gone)
-        lost = None if gone is None else rows.LostClaims(rows.listed(gone), self._context.now().steady)
-        wanted = rows.Wanted(state, kind, tuple(classes), after, limit, since, oldest_first, lost)
-        return await self._context.read(partial(rows.page, wanted=wanted))
-
     async def search(
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
     ) -> WorkPage:
         lost = None if which.gone is None else rows.LostClaims(rows.listed(which.gone), self._context.now().steady)
-        wanted = rows.Wanted(which.state, which.kind, (), after, limit, which.since, oldest_first, lost, which)
+        wanted = rows.Wanted(which, after, limit, oldest_first, lost)
         return await self._context.read(partial(rows.searched, wanted=wanted))
 
     async def snapshot(self, gone: Collection[str] = ()) -> WorkSnapshot:

@@ -93,6 +93,7 @@ _CONDITIONS = {
     "changed_before": "updated_at < ?",
     "reason": "instr(reason, ?) > 0",
     "error": _HAS_ERROR,
+    "classes": "state IN ('pending', 'running') AND resource_class IN (SELECT value FROM json_each(?))",
 }
 """The condition of each field of a filter but its state, which chooses an index, and its fingerprint."""
 _CREATED_FROM = "SELECT seq, created_at FROM work WHERE seq >= ? ORDER BY seq LIMIT 1"
@@ -129,17 +130,13 @@ class LostClaims(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """A page of `find`. With `lost`, the state is the visible one."""
+    """A page of a search. With `lost`, the state is the visible one."""
 
-    state: WorkState | None
-    kind: str | None
-    classes: tuple[str, ...]
+    match: WorkFilter
     after: str
     limit: int
-    since: int = 0
     oldest_first: bool = False
     lost: LostClaims | None = None
-    match: WorkFilter = EVERYTHING
 
 
 _items = json.Decoder(list[WorkItem], strict=False)
@@ -185,48 +182,35 @@ def by_id(connection: apsw.Connection, table: str, way: Way, limit: int) -> list
     return _decoded(connection, _AS_ONE_ROW + chosen, (*values, limit))
 
 
-def page(connection: apsw.Connection, wanted: Wanted) -> list[WorkItem]:
-    """
-    The items of this page, without payloads, all of one snapshot.
-
-    Each statement follows one index to rows that all belong to the page, so that none reads more rows than it returns.
-    """
-    connection.execute("BEGIN")
-    try:
-        bounds, values = _bounds(connection, wanted)
-        order = "ASC" if wanted.oldest_first else "DESC"
-        found: list[int] = []
-        for where, of_way in _ways_to(connection, wanted) if None not in values else ():
-            found += column(connection, _PAGE.format(where + bounds, order), *of_way, *values, wanted.limit)
-        chosen = sorted(found, reverse=not wanted.oldest_first)[: wanted.limit]
-        return _decoded(connection, _BY_SEQ.format(order), (json.encode(chosen).decode(),)) if chosen else []
-    finally:
-        connection.execute("COMMIT")
-
-
 def searched(connection: apsw.Connection, wanted: Wanted) -> WorkPage:
     """
     A page of the items that match the filter of a search, without payloads, all of one snapshot.
 
-    Rows are read in the order of the page, each with the answer whether it matches: few at first, then more, and no
-    more than `SCANNED` or `LOOKED_UP` in all. With several ways each has its share of the rows; rows beyond the nearest
-    end of a share are left to the next pass.
+    Where indexes lead to all that the filter asks for, no statement reads more rows than it returns. Otherwise rows are
+    read in the order of the page, each with the answer whether it matches: few at first, then more, and no more than
+    `SCANNED` or `LOOKED_UP` in all. With several ways each has its share of the rows; rows beyond the nearest end of a
+    share are left to the next pass.
     """
     connection.execute("BEGIN")
     try:
         bounds, values = _bounds(connection, wanted)
         ways = _ways_to(connection, wanted) if None not in values else []
         found, end = list[int](), None
+        order = "ASC" if wanted.oldest_first else "DESC"
+        is_indexed = conditions(wanted.match, but=_BY_INDEX) == _ALL_ROWS and not _ways_to_few(wanted.match)
         sizes = SCANNED if ways == [_ALL_ROWS] else LOOKED_UP
-        for size in sizes if ways else ():
+        for size in sizes if ways and not is_indexed else ():
             read, end = _scanned(connection, wanted, ways, (bounds, values, end), size)
             found += read
             if end is None or len(found) >= wanted.limit:
                 break
+        for where, of_way in ways if is_indexed else ():
+            found += column(connection, _PAGE.format(where + bounds, order), *of_way, *values, wanted.limit)
+        if is_indexed:
+            found.sort(reverse=not wanted.oldest_first)
         chosen = found[: wanted.limit]
-        last = chosen[-1] if len(found) >= wanted.limit else end
+        last = chosen[-1] if chosen and len(found) >= wanted.limit else end
         after = "" if last is None else query(connection, "SELECT id FROM work WHERE seq = ?", last).get
-        order = "ASC" if wanted.oldest_first else "DESC"
         items = _decoded(connection, _BY_SEQ.format(order), (json.encode(chosen).decode(),)) if chosen else []
         wanted_one = wanted.match.fingerprint
         return WorkPage([one for one in items if wanted_one in (None, fingerprint_of(one))], after)
@@ -261,7 +245,7 @@ def _scanned(
     return found if end is None else [seq for seq in found if nearest(seq, end) == seq], end
 
 
-_BY_INDEX = frozenset({"ids", "kind", "assignment_id", "correlation_id", "trace_id", "since", "before"})
+_BY_INDEX = frozenset({"ids", "kind", "assignment_id", "correlation_id", "trace_id", "since", "before", "classes"})
 
 
 def conditions(match: WorkFilter, *, but: Collection[str] = ()) -> Way:
@@ -270,7 +254,7 @@ def conditions(match: WorkFilter, *, but: Collection[str] = ()) -> Way:
     for name, words in _CONDITIONS.items():
         value = getattr(match, name)
         if name not in but and value != getattr(EVERYTHING, name):
-            value = listed(value) if name == "ids" else in_small(value) if name == "error" else value
+            value = listed(value) if name in ("ids", "classes") else in_small(value) if name == "error" else value
             parts.append(words)
             values += [value] * words.count("?")
     return " AND ".join(parts), tuple(values)
@@ -282,9 +266,9 @@ def _bounds(connection: apsw.Connection, wanted: Wanted) -> tuple[str, list[int 
     if wanted.after:
         bounds += f" AND seq {'>' if wanted.oldest_first else '<'} ?"
         values.append(query(connection, "SELECT seq FROM work WHERE id = ?", wanted.after).get)
-    if wanted.since:
+    if since := wanted.match.since:
         bounds += " AND seq >= ? AND created_at >= ?"
-        values += [_first_since(connection, wanted.since), wanted.since]
+        values += [_first_since(connection, since), since]
     if wanted.match.before is not None:
         bounds += " AND seq < ? AND created_at < ?"
         values += [_first_since(connection, wanted.match.before), wanted.match.before]
@@ -303,28 +287,30 @@ def _first_since(connection: apsw.Connection, since: int) -> int:
 
 def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[Way]:
     """Conditions that together meet what is wanted, each of them the beginning of an index."""
-    if wanted.classes:
-        kind = "" if wanted.kind is None else " AND kind = ?"
-        states = _OF_CLASS if wanted.state is None else {wanted.state: _OF_CLASS.get(wanted.state, ())}
+    state_wanted, kind_wanted = wanted.match.state, wanted.match.kind
+    if classes := wanted.match.classes:
+        kind = "" if kind_wanted is None else " AND kind = ?"
+        states = _OF_CLASS if state_wanted is None else {state_wanted}
         places = [place for state in states for place in _OF_CLASS.get(state, ())]
-        values = () if wanted.kind is None else (wanted.kind,)
-        return [(f"{one} AND resource_class = ?{kind}", (name, *values)) for one in places for name in wanted.classes]
+        values = () if kind_wanted is None else (kind_wanted,)
+        return [(f"{one} AND resource_class = ?{kind}", (name, *values)) for one in places for name in classes]
     if few := _ways_to_few(wanted.match):
         condition, of_state = _in_state(wanted)
         return [(f"{where}{condition}", (*values, *of_state)) for where, values in few]
-    if wanted.state is None and wanted.kind is None:
+    if state_wanted is None and kind_wanted is None:
         return [_ALL_ROWS]
     ways: list[Way] = []
-    for state in WorkState if wanted.state is None else (wanted.state,):
-        kinds = [wanted.kind] if wanted.kind is not None else column(connection, _KINDS, str(state))
+    for state in WorkState if state_wanted is None else (state_wanted,):
+        kinds = [kind_wanted] if kind_wanted is not None else column(connection, _KINDS, str(state))
         ways += [(_OF_STATE, (str(state), kind)) for kind in kinds]
-    if wanted.lost is None or wanted.state not in (WorkState.PENDING, WorkState.RUNNING):
+    if wanted.lost is None or state_wanted not in (WorkState.PENDING, WorkState.RUNNING):
         return ways
     lost: tuple[str | int, ...] = (wanted.lost.steady, wanted.lost.steady, wanted.lost.owners)
-    if wanted.state is WorkState.RUNNING:
+    if state_wanted is WorkState.RUNNING:
         return [(f"{where} AND NOT {_LOST}", (*values, *lost)) for where, values in ways]
-    running = _ways_to(connection, structs.replace(wanted, state=WorkState.RUNNING, lost=None))
-    return ways + [(f"{where} AND {_LOST}", (*values, *lost)) for where, values in running]
+    running = structs.replace(wanted.match, state=WorkState.RUNNING)
+    ways_to_running = _ways_to(connection, structs.replace(wanted, match=running, lost=None))
+    return ways + [(f"{where} AND {_LOST}", (*values, *lost)) for where, values in ways_to_running]
 
 
 def _ways_to_few(match: WorkFilter) -> list[Way]:
@@ -347,18 +333,18 @@ def _ways_to_few(match: WorkFilter) -> list[Way]:
 
 def _in_state(wanted: Wanted) -> Way:
     """The condition for the kind and the state that are wanted, which leads to no index."""
-    parts, values = "", list[str | int]()
-    if wanted.kind is not None:
-        parts, values = " AND +kind = ?", [wanted.kind]
-    if wanted.state is None:
+    parts, values, state = "", list[str | int](), wanted.match.state
+    if wanted.match.kind is not None:
+        parts, values = " AND +kind = ?", [wanted.match.kind]
+    if state is None:
         return parts, tuple(values)
-    if wanted.lost is None or wanted.state not in (WorkState.PENDING, WorkState.RUNNING):
-        return f"{parts} AND +state = ?", (*values, str(wanted.state))
+    if wanted.lost is None or state not in (WorkState.PENDING, WorkState.RUNNING):
+        return f"{parts} AND +state = ?", (*values, str(state))
     lost: tuple[str | int, ...] = (wanted.lost.steady, wanted.lost.steady, wanted.lost.owners)
     is_lost = f"(+state = 'running' AND {_LOST})"
     words = (
         f"(+state = 'pending' OR {is_lost})"
-        if wanted.state is WorkState.PENDING
+        if state is WorkState.PENDING
         else f"(+state = 'running' AND NOT {is_lost})"
     )
     return f"{parts} AND {words}", (*values, *lost)

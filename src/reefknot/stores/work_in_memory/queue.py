@@ -17,7 +17,7 @@ from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.failure_groups import FailureGroups
 from reefknot.queue.model.transitions import Transition, records_of
-from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.queue.model.work import WorkItem
 from reefknot.queue.port.work_queue import (
     EVERYTHING,
     FREELY,
@@ -124,47 +124,12 @@ class TableWorkQueue(WakingQueue):
     async def get(self, work_id: str) -> WorkItem | None:
         return await self.look(lambda _: self.table.get(work_id))
 
-    async def find(
-        self,
-        *,
-        state: WorkState | None = None,
-        kind: str | None = None,
-        classes: Collection[str] = (),
-        after: str = "",
-        limit: int = 100,
-        since: int = 0,
-        oldest_first: bool = False,
-        gone: Collection[str] | None = None,
-        match: WorkFilter = EVERYTHING,
-    ) -> list[WorkItem]:
-        return await self.look(
-            lambda now: self.table.find(
-                now=now,
-                state=state,
-                kind=kind,
-                classes=classes,
-                after=after,
-                limit=limit,
-                since=since,
-                oldest_first=oldest_first,
-                gone=gone,
-                match=match,
-            )
-        )
-
     async def search(
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
     ) -> WorkPage:
-        found = await self.find(
-            state=which.state,
-            after=after,
-            limit=limit,
-            since=which.since,
-            oldest_first=oldest_first,
-            gone=which.gone,
-            match=which,
+        return await self.look(
+            lambda now: self.table.search(which, now=now, after=after, limit=limit, oldest_first=oldest_first)
         )
-        return WorkPage(found, found[-1].id if len(found) == limit else "")
 
     async def by_id(self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100) -> list[WorkItem]:
         return await self.look(lambda _: self.table.by_id(which, after=after, limit=limit))

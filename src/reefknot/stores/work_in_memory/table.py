@@ -27,7 +27,6 @@ from reefknot.queue.model.submission import BatchAdmission, Displace, OpenWork, 
 from reefknot.queue.model.transitions import Transition, outcome
 from reefknot.queue.model.work import ENDED, WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
-    EVERYTHING,
     FIRST_FENCE,
     FREELY,
     Enqueue,
@@ -38,9 +37,9 @@ from reefknot.queue.port.work_queue import (
     Settlement,
     WorkClaim,
     WorkFilter,
+    WorkPage,
     WorkSnapshot,
     events_to_keep,
-    refuse_classes_with_gone,
 )
 from reefknot.stores.wakeups import LEASES_TOPIC
 from reefknot.stores.work_in_memory.items import WorkItems
@@ -281,42 +280,19 @@ class WorkTable(WorkItems):
     def get(self, work_id: str) -> WorkItem | None:
         return self._with_lease(item) if (item := self.items.get(work_id)) is not None else None
 
-    def find(
-        self,
-        *,
-        now: Moment,
-        state: WorkState | None = None,
-        kind: str | None = None,
-        classes: Collection[str] = (),
-        after: str = "",
-        limit: int = 100,
-        since: int = 0,
-        oldest_first: bool = False,
-        gone: Collection[str] | None = None,
-        match: WorkFilter = EVERYTHING,
-    ) -> list[WorkItem]:
-        refuse_classes_with_gone(classes, gone)
+    def search(
+        self, which: WorkFilter, *, now: Moment, after: str = "", limit: int = 100, oldest_first: bool = False
+    ) -> WorkPage:
         if after and after not in self.items:
-            return []
+            return WorkPage([])
         first, last = (self._order[after], inf) if after and oldest_first else (-inf, self._order.get(after, inf))
         found = [
-            self._with_lease(item)
-            for item in self.items.values()
-            if kind in (None, item.kind)
-            and item.created_at >= since
-            and first < self._order[item.id] < last
-            and match.matches(item)
+            item
+            for item in map(self._with_lease, self.items.values())
+            if first < self._order[item.id] < last and which.shows(item, now)
         ]
-        if state is not None:
-            shown = {
-                item.id: item.state if gone is None else core.visible_state(item, now, gone=gone) for item in found
-            }
-            found = [item for item in found if shown[item.id] is state]
-        if classes:
-            found = [item for item in found if core.stage_of(item) is not None and item.resource_class in classes]
         choose = heapq.nsmallest if oldest_first else heapq.nlargest
-        found = choose(limit, found, key=lambda item: self._order[item.id])
-        return [structs.replace(item, payload=b"") for item in found]
+        return WorkPage.of(choose(limit, found, key=lambda item: self._order[item.id]), limit)
 
     def by_id(self, which: WorkFilter, *, after: str = "", limit: int = 100) -> list[WorkItem]:
         found = [item for item in self._matching(which) if item.id > after]

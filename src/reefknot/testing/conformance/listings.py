@@ -11,6 +11,12 @@ from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import required, story, wall_ms
 
 
+async def listed(store: Store, *, after: str = "", limit: int = 100, oldest: bool = False, **fields: Any) -> list[str]:
+    """The ids of a page of items, the newest or the `oldest` first."""
+    page = await store.work.search(WorkFilter(**fields), after=after, limit=limit, oldest_first=oldest)
+    return [item.id for item in page.items]
+
+
 class ListingContract:
     """Part of the contract of a work queue."""
 
@@ -24,7 +30,7 @@ class ListingContract:
         await store.work.claim(1, WorkClaim(owner="w", classes=["cpu"]))
 
         async def found(**filters: Any) -> str:
-            return "".join([item.id for item in await store.work.find(**filters)])
+            return "".join(await listed(store, **filters))
 
         assert await found() == "dcab"
         assert await found(kind="t1") == "dcb"
@@ -34,10 +40,10 @@ class ListingContract:
         assert await found(after="c") == "ab"
         assert await found(after="c", kind="t1") == "b"
         assert await found(after="gone") == ""
-        assert await found(classes=["cpu"]) == "cab"
-        assert await found(classes=["io", "cpu"], state=WorkState.PENDING, kind="t1") == "dc"
-        assert await found(classes=["cpu"], state=WorkState.RUNNING) == "b"
-        page = await store.work.find(limit=2)
+        assert await found(classes=("cpu",)) == "cab"
+        assert await found(classes=("io", "cpu"), state=WorkState.PENDING, kind="t1") == "dc"
+        assert await found(classes=("cpu",), state=WorkState.RUNNING) == "b"
+        page = (await store.work.search(limit=2)).items
         assert [(item.id, item.payload) for item in page] == [("d", b""), ("c", b"")]
         assert await store.work.get("zz") is None
 
@@ -48,7 +54,7 @@ class ListingContract:
             clock.advance(1)
 
         async def found(**filters: Any) -> str:
-            return "".join([item.id for item in await store.work.find(**filters)])
+            return "".join(await listed(store, **filters))
 
         at_c = wall_ms(clock) - 3000
         assert await found(since=at_c) == "edc"
@@ -56,10 +62,10 @@ class ListingContract:
         assert await found(since=wall_ms(clock)) == ""
         assert await found(since=at_c, kind="t1", limit=1) == "e"
         assert await found(since=at_c, kind="t1", after="e") == "c"
-        assert await found(oldest_first=True) == "abcde"
-        assert await found(oldest_first=True, since=at_c, limit=2) == "cd"
-        assert await found(oldest_first=True, after="b", kind="t1") == "ce"
-        assert await found(oldest_first=True, after="gone") == ""
+        assert await found(oldest=True) == "abcde"
+        assert await found(oldest=True, since=at_c, limit=2) == "cd"
+        assert await found(oldest=True, after="b", kind="t1") == "ce"
+        assert await found(oldest=True, after="gone") == ""
 
     @story()
     async def test_a_claim_without_an_attempt_is_listed_as_pending(self, store: Store, clock: VirtualClock) -> None:
@@ -71,17 +77,17 @@ class ListingContract:
         clock.advance(2)
 
         async def found(**filters: Any) -> list[str]:
-            return sorted([item.id for item in await store.work.find(**filters)])
+            return sorted(await listed(store, **filters))
 
-        gone = ["owner of gone"]
+        gone = ("owner of gone",)
         assert await found(state=WorkState.RUNNING) == ["gone", "held", "late", "runs"]
         assert await found(state=WorkState.RUNNING, gone=gone) == ["runs"]
-        assert await found(state=WorkState.RUNNING, gone=[]) == ["gone", "runs"]
+        assert await found(state=WorkState.RUNNING, gone=()) == ["gone", "runs"]
         assert await found(state=WorkState.PENDING, gone=gone) == ["gone", "held", "late", "waits"]
         assert await found(state=WorkState.PENDING, gone=gone, kind="other") == []
-        newest = await store.work.find(state=WorkState.PENDING, gone=gone, limit=2)
+        newest = (await store.work.search(WorkFilter(state=WorkState.PENDING, gone=gone), limit=2)).items
         assert [item.id for item in newest] == ["waits", "late"]
-        rest = await store.work.find(state=WorkState.PENDING, gone=gone, after="late")
+        rest = (await store.work.search(WorkFilter(state=WorkState.PENDING, gone=gone), after="late")).items
         assert [item.id for item in rest] == ["gone", "held"]
 
     @story()
@@ -117,10 +123,10 @@ class ListingContract:
         self, store: Store, clock: VirtualClock
     ) -> None:
         await store.work.enqueue([WorkItem("a", "t")])
-        assert [item.id for item in await store.work.find(classes=["cpu"])] == ["a"]
+        assert [item.id for item in (await store.work.search(WorkFilter(classes=("cpu",)))).items] == ["a"]
         refused = ""
         try:
-            await store.work.find(state=WorkState.PENDING, classes=["cpu"], gone=())
+            await store.work.search(WorkFilter(state=WorkState.PENDING, classes=("cpu",), gone=()))
         except ParameterError as error:
             refused = error.parameter
         assert refused == "classes"
@@ -133,55 +139,17 @@ class ListingContract:
         await _work_to_search(store, clock)
 
         async def found(limit: int, *, oldest_first: bool = False, **fields: Any) -> str:
-            names, after = "", ""
+            which, names, after = WorkFilter(**fields), "", ""
             while True:
-                which = WorkFilter(**fields)
                 page = await store.work.search(which, after=after, limit=limit, oldest_first=oldest_first)
                 assert all(not item.payload for item in page.items)
                 assert len(page.items) <= limit
                 names += "".join(item.assignment_id for item in page.items)
-                after = page.after
-                if not after:
+                if not (after := page.after):
                     return names
 
-        wanted: list[tuple[str, dict[str, Any]]] = [
-            ("fedcba", {}),
-            ("fda", {"tenant_id": "acme"}),
-            ("da", {"tenant_id": "acme", "state": WorkState.FAILED}),
-            ("", {"tenant_id": "unknown"}),
-            ("cb", {"source": "notes"}),
-            ("c", {"source": "notes", "kind": "imap_mailbox"}),
-            ("ec", {"kind": "imap_mailbox"}),
-            ("c", {"kind": "imap_mailbox", "only_ingestion": True}),
-            ("cb", {"only_ingestion": True}),
-            ("cba", {"before": started + 3000}),
-            ("fe", {"since": started + 4000}),
-            ("ed", {"since": started + 3000, "before": started + 5000}),
-            ("a", {"error": "spent"}),
-            ("ea", {"error": "HTTP_ERROR"}),
-            ("ea", {"error": "http_Error"}),
-            ("a", {"error": "perma"}),
-            ("d", {"error": 'answered "503"\nnö'}),
-            ("", {"error": "message"}),
-            ("a", {"error": "refused", "tenant_id": "acme", "kind": "t1", "state": WorkState.FAILED}),
-            ("cb", {"state": WorkState.PENDING, "gone": ()}),
-            ("fcb", {"state": WorkState.PENDING, "gone": ("w",)}),
-            ("f", {"state": WorkState.PENDING, "gone": ("w",), "tenant_id": "acme"}),
-            ("f", {"state": WorkState.RUNNING, "gone": ()}),
-            ("f", {"state": WorkState.RUNNING}),
-            ("eb", {"ids": ("b", "e", "b", "none")}),
-            ("e", {"ids": ("b", "e"), "kind": "imap_mailbox", "state": WorkState.FAILED}),
-            ("a", {"ids": ("acme|a", "acme|d"), "before": started + 3000}),
-            ("", {"ids": ()}),
-            ("e", {"reason": "OR, they"}),
-            ("", {"reason": "or, THEY"}),
-            ("d", {"fingerprint": fingerprint_of(required(await store.work.get("acme|d")))}),
-            ("fed", {"changed_since": started + 3000}),
-            ("cba", {"changed_before": started + 3000}),
-            ("a", {"assignment_id": "a"}),
-            ("", {"assignment_id": "acme|a"}),
-        ]
-        for names, fields in wanted:
+        fingerprint = fingerprint_of(required(await store.work.get("acme|d")))
+        for names, fields in _searches(started, fingerprint):
             for limit in (1, 2, 100):
                 assert await found(limit, **fields) == names, (fields, limit)
                 assert await found(limit, oldest_first=True, **fields) == names[::-1], (fields, limit)
@@ -191,6 +159,48 @@ class ListingContract:
                 assert sum((await store.work.count(which)).values()) == len(names), fields
                 assert sum(one.count for one in (await store.work.groups(which)).groups()) == len(names), fields
         assert (await store.work.search(after="gone")).items == []
+
+
+def _searches(started: int, fingerprint: str) -> list[tuple[str, dict[str, Any]]]:
+    """Ids of `_work_to_search`, newest first, and the filter that finds them."""
+    return [
+        ("fedcba", {}),
+        ("fda", {"tenant_id": "acme"}),
+        ("da", {"tenant_id": "acme", "state": WorkState.FAILED}),
+        ("", {"tenant_id": "unknown"}),
+        ("cb", {"source": "notes"}),
+        ("c", {"source": "notes", "kind": "imap_mailbox"}),
+        ("ec", {"kind": "imap_mailbox"}),
+        ("c", {"kind": "imap_mailbox", "only_ingestion": True}),
+        ("cb", {"only_ingestion": True}),
+        ("cba", {"before": started + 3000}),
+        ("fe", {"since": started + 4000}),
+        ("ed", {"since": started + 3000, "before": started + 5000}),
+        ("a", {"error": "spent"}),
+        ("ea", {"error": "HTTP_ERROR"}),
+        ("ea", {"error": "http_Error"}),
+        ("a", {"error": "perma"}),
+        ("d", {"error": 'answered "503"\nnö'}),
+        ("", {"error": "message"}),
+        ("a", {"error": "refused", "tenant_id": "acme", "kind": "t1", "state": WorkState.FAILED}),
+        ("cb", {"state": WorkState.PENDING, "gone": ()}),
+        ("fcb", {"state": WorkState.PENDING, "gone": ("w",)}),
+        ("f", {"state": WorkState.PENDING, "gone": ("w",), "tenant_id": "acme"}),
+        ("f", {"state": WorkState.RUNNING, "gone": ()}),
+        ("f", {"state": WorkState.RUNNING}),
+        ("eb", {"ids": ("b", "e", "b", "none")}),
+        ("f", {"classes": ("cpu",)}),
+        ("e", {"ids": ("b", "e"), "kind": "imap_mailbox", "state": WorkState.FAILED}),
+        ("a", {"ids": ("acme|a", "acme|d"), "before": started + 3000}),
+        ("", {"ids": ()}),
+        ("e", {"reason": "OR, they"}),
+        ("", {"reason": "or, THEY"}),
+        ("d", {"fingerprint": fingerprint}),
+        ("fed", {"changed_since": started + 3000}),
+        ("cba", {"changed_before": started + 3000}),
+        ("a", {"assignment_id": "a"}),
+        ("", {"assignment_id": "acme|a"}),
+    ]
 
 
 async def _work_to_search(store: Store, clock: VirtualClock) -> None:

@@ -258,12 +258,8 @@ class QuarantineContract:
         assert await store.work.change(EVERYTHING, Requeue("ann"), dry_run=True) == ["a-aside", "b-failed"]
         assert await store.work.change(EVERYTHING, Remove(), dry_run=True) == ["a-aside"]
         assert await store.work.change(WorkFilter(kind="t"), Discard("ann")) == ["a-aside"]
-        states = {item.id: item.state for item in await store.work.by_id()}
-        assert list(states.items()) == [
-            ("a-aside", WorkState.DISCARDED),
-            ("b-failed", WorkState.FAILED),
-            ("c-open", WorkState.RUNNING),
-        ]
+        states = [(item.id, item.state.value) for item in await store.work.by_id()]
+        assert states == [("a-aside", "discarded"), ("b-failed", "failed"), ("c-open", "running")]
         assert await event_types(store) == []
 
     @story()

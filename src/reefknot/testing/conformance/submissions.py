@@ -111,7 +111,7 @@ class SubmissionContract:
         await store.work.enqueue(later, Enqueue(rules=full))
         high = WorkItem("high", "t", ROUTER, pool="io", priority=9)
         assert await store.work.enqueue([high], Enqueue(rules=full)) == [Enqueued.ACCEPTED]
-        states = {item.id: item.state for item in await store.work.find()}
+        states = {item.id: item.state for item in (await store.work.search()).items}
         assert states == {"a1": WorkState.CANCELLED, "a2": WorkState.PENDING, "high": WorkState.PENDING}
 
     @story()

@@ -324,7 +324,7 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         assert await store.work.purge(wall_ms(clock)) == 0
         clock.advance(1)
         assert await store.work.purge(wall_ms(clock)) == 1
-        assert [item.id for item in await store.work.find()] == ["pending", "aside"]
+        assert [item.id for item in (await store.work.search()).items] == ["pending", "aside"]
 
     @story()
     async def test_who_waits_for_work_is_woken_when_there_is_some(self, store: Store) -> None:
@@ -354,7 +354,7 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         assert await store.work.settle([report(item, WorkDone('"result"'))]) == [True]
         found = required(await store.work.get("a"))
         assert (found.state, found.result) == (WorkState.SUCCEEDED, '"result"')
-        assert [one.id for one in await store.work.find()] == ["a"]
+        assert [one.id for one in (await store.work.search()).items] == ["a"]
         assert await event_types(store) == ["admitted"]
 
     @story()
@@ -384,7 +384,7 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         kept = await store.work.assign(again, events=[of(name) for name in names])
         assert [one is not None for one in kept] == [False, False, False, True]
         assert await event_types(store) == ["admission of new"]
-        where = {item.id: item.resource_class for item in await store.work.find()}
+        where = {item.id: item.resource_class for item in (await store.work.search()).items}
         assert where == {"ended": ROUTER, "other": ROUTER, "here": "cpu@w", "new": "cpu@x"}
 
     @story()
@@ -419,7 +419,7 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         assert await store.work.open_classes() == ["cpu@gone", "cpu@here", "io@gone"]
         clock.advance(20)
         assert await store.work.recall(["cpu@gone", "io@gone"], crash_events=lambda item: [event("lost")]) == 3
-        where = {item.id: item.resource_class for item in await store.work.find()}
+        where = {item.id: item.resource_class for item in (await store.work.search()).items}
         assert where == {"due": ROUTER, "here": "cpu@here", "later": ROUTER, "crashed": ROUTER, "running": "cpu@gone"}
         assert await event_types(store) == ["lost"]
         claimed = {item.id: item for item in await take(store, 9, classes=[ROUTER])}
@@ -439,7 +439,7 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         await store.work.assign([WorkItem("d", "t", "cpu@w")])
         turns = [await store.work.claim(9, isolated) for _ in range(5)]
         assert [[item.id for item in turn] for turn in turns] == [["a"], ["b"], ["c"], ["d"], []]
-        (suspect,) = [item for item in await store.work.find(state=WorkState.RUNNING) if item.id == "b"]
+        suspect = required(await store.work.get("b"))
         assert await store.work.settle([report(suspect, Returned("not known"))]) == [True]
         again = required(*await store.work.assign([WorkItem("b", "t", "cpu@w")], start={"b"}, owner="w"))
         assert (again.state, again.crashes) == (WorkState.PENDING, 1), "it has to run alone, so it is not started"
@@ -462,7 +462,7 @@ class WorkQueueContract(SubmissionContract, ListingContract):
         await asyncio.to_thread(store.leases.extend, [a, Held("b", "other", b.fence + 1), Held("no", "w", 1)], lease=20)
         clock.advance(9)
         async with asyncio.timeout(LONGEST_S):  # a mirror hears it, after what happened before
-            while [one.lease_ms for one in await store.work.find(state=WorkState.RUNNING, gone=())] != [20_000]:  # noqa: ASYNC110
+            while required(await store.work.get("a")).lease_ms != 20_000:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert [item.id for item in await take(store, 2)] == ["b"], "one that is not its owner's is left as it was"
         assert await store.work.renew([a, b], lease=10) == [True, False]

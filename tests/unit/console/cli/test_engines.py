@@ -67,7 +67,7 @@ async def test_a_new_engine_is_opened_by_its_address() -> None:
     async with connect("stub://here") as client:
         await client.submit("python", {"function": "a"})
     async with open_store("stub://here") as store:
-        assert len(await store.work.find(limit=10)) == 1
+        assert len((await store.work.search(limit=10)).items) == 1
 
 
 def test_commands_use_its_store_show_no_password_and_doctor_examines_what_is_in_it(rk: Commands) -> None:

@@ -12,9 +12,9 @@ from reefknot.core.time import Moment
 from reefknot.errors import IllegalMoveError
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Arrival
-from reefknot.queue.model.edited_work import is_replaced, next_record, next_version, replaced, replaced_reason
 from reefknot.queue.model.messages import Cancel, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.queue.model.submission import EXPIRED, OVERDUE, Stage
+from reefknot.queue.model.transitions import is_replaced, next_record, next_version, replaced, replaced_reason
 from reefknot.queue.model.work import ROUTER, Budget, HistoryEntry, Snooze, WorkItem, WorkState, accepted, holds, settle
 from tests.rows import for_each_row
 

@@ -165,7 +165,7 @@ async def test_a_refusal_writes_no_row_and_a_duplicate_of_a_kept_one_comes_in_al
     await client.submit("test.step", assignment_id="kept")
     await refused_by(client, assignment_id="refused")
     assert await (await client.submit("test.step", assignment_id="kept")).status() == "pending"
-    assert [item.id for item in await shop.store.work.find()] == ["kept"]
+    assert [item.id for item in (await shop.store.work.search()).items] == ["kept"]
 
 
 async def displaced(shop: Shop) -> tuple[Router, ExecResult, float]:

@@ -193,7 +193,7 @@ async def test_a_wrong_argument_is_named_as_the_caller_calls_it_with_its_value(s
         assert words in str(caught.value), options
         assert by != "submit_many" or str(caught.value).startswith("items[1].")
         assert "no such option" not in words or isinstance(caught.value, errors.ParameterTypeError)
-    assert await shop.store.work.find() == [], "nothing was stored"
+    assert (await shop.store.work.search()).items == [], "nothing was stored"
 
 
 async def test_durations_are_accepted_as_timedelta(shop: Shop) -> None:
@@ -281,7 +281,7 @@ def test_an_item_that_is_written_wrongly_is_named_and_none_is_stored(items: Any,
         with pytest.raises((errors.ParameterError, errors.NotJsonError)) as caught:
             await other(shop).submit_many([("a.b", {}), *items] if isinstance(items, list) else items)
         assert str(caught.value).startswith(told)
-        assert await shop.store.work.find() == []
+        assert (await shop.store.work.search()).items == []
 
     with_shop(story)
 
@@ -291,7 +291,7 @@ async def test_on_nats_what_is_no_one_batch_is_refused_whole(nats_server: NatsSe
     async with opened("nats", tmp_path, nats_server, size=100_000) as client:
         with pytest.raises(rk.StoreFullError, match="make it in smaller parts"):
             await client.submit_many([("test.step", {"n": n}) for n in range(1000)])
-        assert await client.store.work.find() == [], "nothing was stored"
+        assert (await client.store.work.search()).items == [], "nothing was stored"
         assert len(await client.submit_many([("test.step", {"n": n}) for n in range(90)])) == 90
 
 

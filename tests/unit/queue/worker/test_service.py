@@ -451,7 +451,7 @@ async def test_a_store_that_does_not_answer_holds_no_drain_up_for_ever(shop: Sho
     worker = await shop.worker("w1", Step(seconds=1), concurrency=ONE)
     await shop.send(work("a"), work("b"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shop.store.work, "find", lambda **_: asyncio.sleep(1e6, []))
+        patch.setattr(shop.store.work, "search", lambda *_, **__: asyncio.sleep(1e6))
         began = shop.clock.now()
         await worker.drain(5)
         assert shop.clock.now() - began < 65

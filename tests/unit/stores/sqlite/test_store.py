@@ -46,7 +46,7 @@ async def test_one_bad_request_harms_no_other_of_its_batch(store: SqliteStore) -
     assert good == fine == [Enqueued.ACCEPTED]
     assert isinstance(bad, errors.StoreError)
     assert isinstance(claimed, Claimed)
-    assert [item.id for item in await store.work.find()] == ["fine", "good"]
+    assert [item.id for item in (await store.work.search()).items] == ["fine", "good"]
 
 
 async def test_a_file_of_another_program_is_refused_and_not_touched(path: Path) -> None:
@@ -214,7 +214,7 @@ async def test_a_backup_is_a_store_of_its_own_and_never_overwrites(store: Sqlite
     assert steps[-1][0] == steps[-1][1]
     async with opened(tmp_path / "copy.db") as copy:
         assert await copy.audit.head() == head
-        assert len(await copy.work.find(limit=500)) == 200
+        assert len((await copy.work.search(limit=500)).items) == 200
 
 
 STATEMENTS = [
