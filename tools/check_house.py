@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from reefknot.stores.port.engines import ENGINES
 from tools.source_tree import ROOT, Graph, Module, cycles, import_graph, reachable, read_modules
 
 MODULE_CEILING = 450
@@ -52,9 +53,10 @@ OPEN = frozenset({"model", "port"})
 
 WIRE = "reefknot.stores.jetstream.wire"
 
-# Schemes of the table in `stores/port/engines.py`, and classes of the engines: tested for in `stores` only.
-SCHEMES = frozenset({"sqlite", "nats", "tls", "memory"})
-_ENGINE_CLASS = re.compile(r"(Sqlite|JetStream|Memory)\w*(Store|Log|Queue|Transport|Engine)")
+# Schemes of stores, and classes of the engines: tested for in `stores` only.
+SCHEMES = frozenset(ENGINES)
+_PACKAGES = "|".join({one.package.rpartition(".")[2] for one in ENGINES.values()})
+_ENGINE_CLASS = re.compile(rf"(?i:{_PACKAGES})\w*(Store|Log|Queue|Transport|Engine)")
 
 # A docstring's first word names a thing. These point at one that the reader has not met yet, or ask.
 PRONOUNS = frozenset({"it", "its", "they", "those", "these", "whoever", "whose", "nobody", "somebody", "one"})

@@ -26,7 +26,7 @@ from reefknot.audit.port import AuditEntry, AuditQuery
 from reefknot.idempotency.model import Claimed, Done
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Enqueue, Held, QuarantineFilter, Settlement, WorkClaim
+from reefknot.queue.port.work_queue import Enqueue, Held, Settlement, WorkClaim, WorkFilter
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.sqlite import SqliteStore
 from reefknot.stores.sqlite.connection import add_key_hash
@@ -196,7 +196,7 @@ def writing(store: SqliteStore, quarantined: list[str]) -> dict[str, Call]:
         await store.idempotency.finish(claimed.claim, Done("1"))
 
     def requeue() -> Awaitable[object]:
-        return store.quarantine.requeue(QuarantineFilter(ids=(quarantined.pop(),)), who="me")
+        return store.quarantine.requeue(WorkFilter(ids=(quarantined.pop(),)), who="me")
 
     return {
         "work.enqueue, with a limit": enqueue,

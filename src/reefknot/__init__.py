@@ -118,7 +118,7 @@ if TYPE_CHECKING:
     from reefknot.queue.model.messages import StepRequest as StepRequest
     from reefknot.queue.model.messages import StepResult as StepResult
     from reefknot.queue.model.messages import StepStatus as StepStatus
-    from reefknot.queue.port.work_queue import QuarantineStore as QuarantineStore
+    from reefknot.queue.port.quarantine import QuarantineStore as QuarantineStore
     from reefknot.queue.router.service import Router as Router
     from reefknot.queue.worker.service import Worker as Worker
     from reefknot.retrying.breaker import CircuitBreaker as CircuitBreaker
@@ -177,7 +177,7 @@ _HOMES = {
     "reefknot.ingest.telemetry": "TelemetryRecorder",
     "reefknot.steps.port": "BlockContext",
     "reefknot.ingest.port": "Document FetchRequest ItemFailure Page SourceContext",
-    "reefknot.queue.port.work_queue": "QuarantineStore",
+    "reefknot.queue.port.quarantine": "QuarantineStore",
     "reefknot.retrying.breaker": "CircuitBreaker",
     "reefknot.retrying.decorator": "retry using",
     "reefknot.retrying.failures": "classify_failure http_errors",

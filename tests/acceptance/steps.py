@@ -1,9 +1,4 @@
-"""
-Work that fails as told, and a retrier that asks the worker's table of error codes.
-
-The table is the code's own (`retryable_code`); these tests bring only the failures. Which policy belongs to which block
-is the policy book's business and not settled here.
-"""
+"""Work that fails as told, and a retrier that asks the worker's own table of error codes (`retryable_code`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""
-An `async def` step that blocks its event loop: its own work, its neighbours, its keys, and the types it knows.
-
-And one that ignores its cancellation: its process answers in time, and ends when it is asked to.
-"""
+"""An `async def` step that blocks its event loop or ignores its cancellation: its work, its neighbours, its keys."""
 
 from __future__ import annotations
 

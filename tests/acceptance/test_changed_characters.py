@@ -1,9 +1,4 @@
-"""
-One character of one event is changed: each verifying command ends with 65, names the event, and still finds all others.
-
-The record is that of a real run. An event of any type may be meant, `completed` as well, whose body is then often no
-JSON any more and which a stored result is compared with.
-"""
+"""One character of one event is changed: each verifying command ends with 65, names the event, and finds all others."""
 
 from __future__ import annotations
 

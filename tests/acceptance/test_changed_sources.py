@@ -1,8 +1,4 @@
-"""
-Sources whose file of documents, connector or place in the configuration changes: nothing waits for ever unsaid.
-
-And a `source run` that was killed: the next one goes on at once, behind the last page that was kept.
-"""
+"""Sources whose documents, connector or place in the configuration change, and a `source run` that was killed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """
 The documents' own configurations, through the command line.
 
-Every file in `samples/` stands in one of the five documents as it is here (the fourth's is its matrix, written as
-configuration): it loads unchanged, and resolves to what its document says, as corrected by the decisions.
+Every file in `samples/` loads unchanged, and resolves to what its document says, as corrected by the decisions.
 """
 
 from __future__ import annotations
@@ -33,16 +32,13 @@ def line_of(name: str, *keys: str) -> int:
     lines = (SAMPLES / name).read_text().splitlines()
     at = 0
     for key in keys:
-        at = next(
-            number for number in range(at, len(lines)) if f'"{key}"' in lines[number] or f"{key}:" in lines[number]
-        )
+        at = next(n for n in range(at, len(lines)) if f'"{key}"' in lines[n] or f"{key}:" in lines[n])
     return at + 1
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_sample_of_the_documents_loads_unchanged(rk: Commands, name: str) -> None:
     ended = rk("config", "check", sample(name))
-
     assert ended.code == 0, ended.err
     assert rk("policy", "list", "--config", sample(name)).code == 0
 
@@ -59,30 +55,21 @@ def test_the_429_example_has_its_values_each_with_its_layer_and_what_it_overrode
         *("--retry-count", "2", "--config", sample(structure), "--json"),
     ).json
     fields = answer["policy"]
-
-    def said(field: str) -> tuple[Any, str]:
-        return fields[field]["value"], fields[field]["layer"]
-
-    assert said("retries") == (2, "request")
-    assert said("max_attempts") == (3, "request")
-    assert said("base_delay") == (1.0, "override")
-    assert said("max_delay") == (60.0, "override")
-    assert said("jitter") == ("equal", "target")
-    assert said("retryable") == (True, "category")
-    assert said("multiplier") == (2.0, "global")
-    assert answer["decision"] == "retry"
-    assert answer["gate"] == "off"
-    assert [(one["value"], one["layer"]) for one in fields["retries"]["overrode"]] == [
-        (3, "override"),
-        (5, "target"),
-        (5, "category"),
-        (3, "global"),
-        (3, "builtin"),
-    ]
-    assert answer["schedule"] == [
-        {"retry": 0, "min": 0.5, "max": 1.0, "delay": None},
-        {"retry": 1, "min": 1.0, "max": 2.0, "delay": None},
-    ]
+    said: dict[str, tuple[object, str]] = {
+        "retries": (2, "request"),
+        "max_attempts": (3, "request"),
+        "retryable": (True, "category"),
+        "base_delay": (1.0, "override"),
+        "max_delay": (60.0, "override"),
+        "jitter": ("equal", "target"),
+        "multiplier": (2.0, "global"),
+    }
+    assert {field: (fields[field]["value"], fields[field]["layer"]) for field in said} == said
+    assert (answer["decision"], answer["gate"]) == ("retry", "off")
+    overrode = [(one["value"], one["layer"]) for one in fields["retries"]["overrode"]]
+    assert overrode == [(3, "override"), (5, "target"), (5, "category"), (3, "global"), (3, "builtin")]
+    waits = [(one["retry"], one["min"], one["max"], one["delay"]) for one in answer["schedule"]]
+    assert waits == [(0, 0.5, 1.0, None), (1, 1.0, 2.0, None)]
     for field, keys in {
         "base_delay": ("block_policies", "http", "error_overrides", "429", "base_delay_ms"),
         "max_delay": ("block_policies", "http", "error_overrides", "429", "max_delay_ms"),
@@ -112,7 +99,6 @@ def test_a_worker_sample_resolves_to_what_its_document_says(
     rk: Commands, name: str, target: str, failure: tuple[str, ...], expected: tuple[object, ...]
 ) -> None:
     found = policy(rk, name, target, *failure)
-
     assert (found["retries"], found["base_delay"], found["max_delay"], found["jitter"]) == expected
 
 
@@ -120,5 +106,4 @@ def test_a_worker_sample_resolves_to_what_its_document_says(
 def test_the_matrix_written_down_is_the_matrix_built_in(rk: Commands, category: RetryCategory) -> None:
     written = policy(rk, "spec4-matrix.yaml", category.target)
     built_in = policy(rk, "spec1-7.1-minimal.json", category.target)
-
     assert written == built_in

@@ -1,8 +1,4 @@
-"""
-The store of a client in a web server: without a URL it is that of the configuration, as for the commands.
-
-What clients do in the forks of a server is in `test_web_frameworks.py` and `tests/integration/test_forks.py`.
-"""
+"""The store of a client in a web server: without a URL it is that of the configuration, as for the commands."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""
-A step that kills its process next to others: it alone is to blame, and the others succeed.
-
-So it is when it kills the process after its time is over, and nobody is blamed when an impatient operator ends it.
-"""
+"""A step that kills its process, also after its time is over: it alone is to blame, and the others succeed."""
 
 from __future__ import annotations
 
@@ -111,8 +107,6 @@ def wait_for_ends(folder: Folder, process: subprocess.Popen[str]) -> None:
     assert process.wait(PATIENCE_S) in (0, 143), process.communicate()
 
 
-# ---- a function that runs on after its time --------------------------------------------------------------------------
-
 CALM_STEP = """\
 import asyncio
 from pathlib import Path
@@ -173,8 +167,6 @@ def test_when_such_a_function_counts_as_ended_the_suspect_is_blamed_for_it(folde
     folder.part("worker", "--worker-id", "three", "--module", "calm")
     until(lambda: folder.job("calm")["crashes"] == 2)
 
-
-# ---- a second signal -------------------------------------------------------------------------------------------------
 
 HELD = """\
 import asyncio

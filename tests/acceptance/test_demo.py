@@ -59,7 +59,6 @@ def test_there_are_eight_scenes_and_each_shows_what_it_says(told: str) -> None:
 def test_a_killed_system_loses_nothing(told: str) -> None:
     text = scene(told, 4)
     left = re.search(r"left in the store: (.*)", text)
-
     assert left is not None
     assert sum(map(int, re.findall(r"\d+", left[1]))) == 8
     assert "=> 8 of 8 succeeded, 0 lost" in text
@@ -67,7 +66,6 @@ def test_a_killed_system_loses_nothing(told: str) -> None:
 
 def test_overload_is_one_line_and_everything_ends_well(told: str) -> None:
     text = scene(told, 5)
-
     assert len(re.findall(r" done; worker ", text)) == 1, "nothing is redrawn where it would be a new line"
     assert "\x1b" not in told
     assert "\r" not in told
@@ -126,7 +124,6 @@ def _running_in(folder: Path) -> list[int]:
 def test_its_configuration_is_the_recommended_one_with_two_changes(tmp_path: Path) -> None:
     show.set_up(tmp_path, 4711)
     text = (tmp_path / "reefknot.yaml").read_text()
-
     assert "127.0.0.1:4711" in text
     before = set(recommended().splitlines())
     changed = {line for line in before if "max_queue_size: 1000" in line or "allow: []" in line}

@@ -118,9 +118,7 @@ def test_ctrl_c_on_a_terminal_is_for_the_command_which_stops_its_servers(folder:
 def test_servers_die_with_a_command_that_is_killed(folder: Folder, kind: str, count: int) -> None:
     process, _, servers = started(folder, kind)
     assert len(servers) == count
-
     folder.kill(process)
-
     until(lambda: all(is_gone(one) for one in servers))
 
 

@@ -17,19 +17,8 @@ from tests.unit.console.cli.running import Commands
 from tests.warm_commands import run_cold
 
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "reefknot.testing.pytest_plugin"]
-TESTS = {
-    "django": ["manage.py", "test"],
-    "fastapi": PYTEST,
-    "flask": PYTEST,
-    "worker": PYTEST,
-}
-
-PACKAGES = {
-    "django": "django",
-    "fastapi": "fastapi uvicorn httpx pytest",
-    "flask": "flask pytest",
-    "worker": "pytest",
-}
+TESTS = {"django": ["manage.py", "test"], "fastapi": PYTEST, "flask": PYTEST, "worker": PYTEST}
+PACKAGES = {"django": "django", "fastapi": "fastapi uvicorn httpx pytest", "flask": "flask pytest", "worker": "pytest"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -59,7 +59,6 @@ def test_every_command_reads_an_untouched_file(exported: Folder) -> None:
 def test_a_file_of_format_1_is_decided_and_searched_as_ever(folder: Folder) -> None:
     shutil.copy(OLD, folder.path / LOG)
     submitted = next(json.loads(line)["event"] for line in lines_of(folder) if b'"submitted"' in line)
-
     assert folder.json("audit", "replay", LOG)["decisions_by_kind"] == {"admission": 3, "retry": 3, "routing": 3}
     assert folder.json("audit", "analyse", LOG)["overall"]["ended"] == {"error": 1, "success": 2}
     assert folder.json("audit", "analyse", LOG, "--correlation", submitted["correlation_id"])["events"] == 4
@@ -101,6 +100,5 @@ def test_a_log_that_is_appended_to_stays_in_format_1(folder: Folder) -> None:
     folder.write("work.jsonl", json.dumps(WORK[0]) + "\n")
     assert folder.ends(folder.start("run", "work.jsonl", "--module", "naps"))[0] == 0
     header, *lines = map(json.loads, (folder.path / "copy.jsonl").read_bytes().splitlines())
-
     assert (header["format"], [line["sequence"] for line in lines]) == (1, list(range(1, len(lines) + 1)))
     assert folder("audit", "verify", "copy.jsonl").code == 0

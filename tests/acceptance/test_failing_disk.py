@@ -96,13 +96,9 @@ def test_a_run_whose_disk_fails_ends_with_69_and_the_next_run_finishes_it(folder
     assert json.loads(out)["succeeded"] == len(lines)
 
 
-# ---- a full disk -----------------------------------------------------------------------------------------------------
-
 STATUS = "status was not written"
-EVERY_LINE = (
-    "import reefknot.runtime.log as log, runpy; log.REPEATED_S = 0.0; runpy.run_module('tests.faults.full_disk', "
-)
-EVERY_LINE += "run_name='__main__')"
+EVERY_LINE = "import reefknot.runtime.log as log, runpy; log.REPEATED_S = 0.0"
+EVERY_LINE += "; runpy.run_module('tests.faults.full_disk', run_name='__main__')"
 """The system of before: every error has its line."""
 
 

@@ -64,9 +64,6 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         process.communicate()
 
 
-# ---- init and up -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("init", ["init", "init --full"])
 def test_the_command_that_up_prints_works_with_the_file_that_init_writes(shell: Shell, init: str) -> None:
     assert shell(f"reefknot {init}").returncode == 0
@@ -81,9 +78,7 @@ def test_the_command_that_up_prints_works_with_the_file_that_init_writes(shell: 
 def test_the_printed_command_finds_a_store_and_a_file_that_were_named(shell: Shell) -> None:
     assert shell("reefknot init && mv reefknot.yaml other.yaml").returncode == 0
     line = shell.hint(shell.start("up", "--config", "other.yaml", "--engine", "sqlite:own store.db"))
-
     done = shell(f"reefknot {line}")
-
     assert done.returncode == 0, done.stderr
     assert "--config other.yaml" in line
     assert (shell.folder / "own store.db").exists()
@@ -92,7 +87,6 @@ def test_the_printed_command_finds_a_store_and_a_file_that_were_named(shell: She
 def test_without_folders_the_printed_command_is_no_file_step(shell: Shell) -> None:
     """The control: with nothing open to file steps, a file step cannot work."""
     line = shell.hint(shell.start("up"))
-
     assert "--type http.request" in line
     done = shell("""reefknot submit --type fs.blob_put --inputs '{"path": "a", "content": "b"}' --wait""")
     assert done.returncode == 1
@@ -108,9 +102,6 @@ def test_with_the_written_file_a_job_that_was_given_up_waits_in_quarantine(shell
     listed = shell("reefknot quarantine list")
     assert "gone" in listed.stdout
     assert shell("reefknot audit verify").returncode == 0
-
-
-# ---- the baseline ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["up --for 0.1", "run work.jsonl", "worker start --for 0.1"])
@@ -135,7 +126,6 @@ def test_without_a_file_the_baseline_is_explained_once_with_the_way_to_leave_it(
 
 def test_a_gate_that_something_turned_off_is_named_with_what_turned_it_off(shell: Shell) -> None:
     done = shell("reefknot init && WORKER_QUEUE_V2_ENABLED=false reefknot up --for 0.1")
-
     about = [line for line in done.stderr.splitlines() if "v2" in line]
     assert len(about) == 1
     assert about[0].startswith("worker.queue.v2 is off (environment WORKER_QUEUE_V2_ENABLED)")
@@ -151,8 +141,6 @@ for number in range(1, 6):
 rk.block("order.plain", resource_class="mail")(lambda inputs, context: {})
 """
 
-
-# ---- nothing is running ----------------------------------------------------------------------------------------------
 
 _STEP = """submit --type fs.blob_put --inputs {"path":"a.txt","content":"ahoy"} --wait --timeout 60"""
 _QUOTED = _STEP.replace("{", "'{").replace("}", "}'")
@@ -188,14 +176,9 @@ def test_with_a_router_alone_the_worker_is_what_is_missing(shell: Shell) -> None
     assert "reefknot worker start --engine" in done.stderr
 
 
-# ---- what is there ---------------------------------------------------------------------------------------------------
-
-
 def test_a_source_without_what_its_connector_needs_is_refused_with_its_line(shell: Shell) -> None:
     (shell.folder / "reefknot.yaml").write_text("sources: {code: {connector: github_repository}}\n")
-
     done = shell("reefknot config check")
-
     assert done.returncode == 78
     assert "reefknot.yaml:1:11: sources.code.repository" in done.stderr
 

@@ -121,7 +121,6 @@ def test_a_beginning_that_retention_keeps_must_stay(rk: Commands, store: Path, l
     """In the middle, and up to the head itself."""
     Forger(store).remove_up_to(last, **lies)
     ended = verified(rk)
-
     assert ended.code == 65
     assert "event " in ended.out
 

@@ -1,8 +1,4 @@
-"""
-A store that has grown answers as fast as a small one: counted in steps of SQLite, which are the same on every machine.
-
-Times and memory of the commands are in the table `growth` of `make bench`, up to a million rows.
-"""
+"""A store that has grown answers as fast as a small one: counted in steps of SQLite, the same on every machine."""
 
 from __future__ import annotations
 
@@ -86,7 +82,6 @@ def names() -> list[str]:
 @pytest.mark.parametrize("name", names())
 def test_a_call_takes_as_many_steps_in_a_grown_store(stores: dict[int, Path], name: str) -> None:
     small, large = (counted(stores[size], name, all_calls) for size in (SMALL, LARGE))
-
     assert large <= small * growth.FLAT + ALLOWANCE
 
 

@@ -1,8 +1,4 @@
-"""
-The cells of the guide in a real Jupyter kernel: a client across cells, retries, interrupts and a restarted kernel.
-
-The kernel is a process of its own, as a notebook starts it, and so are a router and a worker where a cell needs them.
-"""
+"""The cells of the guide in a real Jupyter kernel: a client across cells, retries, interrupts, a restarted kernel."""
 
 from __future__ import annotations
 

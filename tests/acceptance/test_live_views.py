@@ -44,9 +44,6 @@ def worked(folder: Folder) -> None:
     until(lambda: "long" in folder.begun())
 
 
-# ---- top on a terminal -----------------------------------------------------------------------------------------------
-
-
 def test_a_terminal_without_a_size_is_taken_for_80_columns(folder: Folder, opened: Opens) -> None:
     folder.submit("fs.blob_get", "read-a")
     for words, shown in ((("top", "--every", "0.2"), "pending"), (("job", "list", "--watch", "0.2"), "read-a")):
@@ -142,9 +139,6 @@ def test_a_store_that_is_locked_for_a_while_is_said_in_the_view_which_goes_on(fo
     assert view.ends() == 0
 
 
-# ---- through a pipe --------------------------------------------------------------------------------------------------
-
-
 def test_through_a_pipe_top_prints_one_view_without_escapes_and_for_programs_one_document(folder: Folder) -> None:
     worked(folder)
     for words in (("top",), ("top", "--once")):
@@ -202,9 +196,6 @@ def test_an_end_whose_event_was_damaged_is_shown_as_unreadable(folder: Folder) -
     connection.close()
 
 
-# ---- completion and version ------------------------------------------------------------------------------------------
-
-
 def completed(script: str, *words: str, folder: Path | None = None) -> set[str]:
     """What bash offers after these words, in this folder; a name of a file with a blank in it is one."""
     line = " ".join(f"'{word}'" for word in words)
@@ -260,7 +251,6 @@ def test_at_a_prompt_of_bash_a_name_with_a_blank_is_completed_as_one_word(folder
 def test_zsh_and_fish_complete_names_of_files() -> None:
     """Neither shell is here: what their scripts say."""
     zsh, fish = script_of("zsh").splitlines(), script_of("fish").splitlines()
-
     for what in ("1:One assignment per line", "--results[", "--config[", "--module[", "--head["):
         assert any(what in line and ":_files'" in line for line in zsh), what
     for option in ("results", "config", "module", "head"):

@@ -1,8 +1,4 @@
-"""
-Commands on a store on NATS, each a process of its own: what is wrong is said by name, and no secret is shown.
-
-At the end a file of credentials, as `nsc` writes it: one signs in with it, and a file of somebody else is 77.
-"""
+"""Commands on a store on NATS, each a process of its own: what is wrong is said by name, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -164,9 +160,6 @@ def edit(url: str, stream: str, **changes: Any) -> None:
     assert "error" not in answer, answer
 
 
-# ---- servers ---------------------------------------------------------------------------------------------------------
-
-
 def test_where_no_server_is_a_command_says_so(person: Person) -> None:
     person.configure("nats: {patience_seconds: 1}\n")
     for words in (("job", "list"), ("submit", "--type", "own.hello"), ("up",), ("worker", "list")):
@@ -235,14 +228,9 @@ def test_a_certificate_that_is_not_trusted_is_told_from_a_server_that_is_away(pe
 
 def test_a_file_of_credentials_that_is_not_there_is_named(person: Person, url: str) -> None:
     person.configure(f"engine: {url}\nnats: {{credentials: gone.creds}}\n")
-
     said = person.refused(UNREACHABLE, "job", "list")
-
     assert "gone.creds" in said
     assert "check nats.credentials" in said
-
-
-# ---- limits ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -363,14 +351,9 @@ def test_a_full_stream_of_peers_is_said_and_gets_what_waits_later(person: Person
     assert said.read_text().count("find no receiver") == 1
 
 
-# ---- streams ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_name_that_nobody_has_used_is_refused_by_a_command_that_only_looks(person: Person, url: str) -> None:
     server, _, name = url.rpartition("/")
-
     said = person.refused(UNREACHABLE, "job", "list", "--engine", url)
-
     assert f"there is no store named {name}" in said
     assert ask(server, f"$JS.API.STREAM.INFO.{name}_state")["error"]["err_code"] == 10059, "it was made"
     person.done("submit", "--type", "own.hello", "--id", "first", "--engine", url)
@@ -393,9 +376,6 @@ def test_a_stream_that_somebody_changed_is_named(person: Person, url: str, chang
         said = person.refused(MISCONFIGURED, *words, "--engine", url)
         assert f"the stream {name}_state was changed: {named}" in said
         assert f"nats stream edit {name}_state" in said
-
-
-# ---- configuration and secrets ---------------------------------------------------------------------------------------
 
 
 def test_every_mistake_of_the_section_nats_is_named_with_its_line(person: Person) -> None:
@@ -447,9 +427,6 @@ def test_a_token_in_the_address_is_never_shown(person: Person, secured: NatsServ
         assert TOKEN not in ended.stdout + ended.stderr, words
     wrong = person.refused(FORBIDDEN, "job", "list", "--engine", url.replace(TOKEN, "tok-wrong-one"))
     assert "tok-wrong-one" not in wrong
-
-
-# ---- a server that goes away -----------------------------------------------------------------------------------------
 
 
 def test_a_system_says_once_that_the_server_is_away_and_goes_on(person: Person, own_nats_server: NatsServer) -> None:

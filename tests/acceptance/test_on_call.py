@@ -1,8 +1,7 @@
 """
 The three commands of a person on call, tried cold for each incident of the runbook.
 
-`doctor`, `top` and `job show` are asked without knowing what is wrong: each of them names the cause, or what is left of
-it, and what to do. Parts of the system are processes of their own, and die as they do in life.
+`doctor`, `top` and `job show` each name the cause, or what is left of it, and what to do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """
-Every action of an operator has a command and, where it can be done from afar, a route of the HTTP API: twins. Both do
-the same operation, and both leave the same event, with the name of who asked; a dry run leaves none.
+Every action of an operator has a command and, where it can be done from afar, a route of the HTTP API: twins.
 
-A new route or a new audited command that is not in the table is found here.
+Both leave the same event, with the name of who asked; a dry run leaves none.
 """
 
 from __future__ import annotations
@@ -76,6 +75,7 @@ RARE = "it is rare, and cannot be taken back"
 X = {"because": "x"}
 EDITED = {"payload": {"path": "b.txt"}}
 PAUSED = "schedule pause nightly --because x"
+WORKER_VERBS = ("drain", "pause", "resume", "reload")
 TWINS = (
     Twin("job cancel waiting", "waiting", "cancel_job", by="job"),
     Twin("job cancel --type fs.blob_get", "waiting", "cancel_jobs", body={"type": "fs.blob_get"}),
@@ -84,14 +84,8 @@ TWINS = (
     Twin("quarantine discard kept --because x", "kept", "discard_jobs", body={"ids": ["kept"], **X}),
     Twin("quarantine purge kept", "kept", "purge_jobs", body={"ids": ["kept"]}),
     Twin("quarantine requeue kept --payload edited.json", "kept", "edit_and_requeue", by="job", body=EDITED),
-    Twin("worker drain worker-1", "worker-1", "drain_worker", by="worker"),
-    Twin("worker drain", "*", "drain_workers"),
-    Twin("worker pause worker-1", "worker-1", "pause_worker", by="worker"),
-    Twin("worker pause", "*", "pause_workers"),
-    Twin("worker resume worker-1", "worker-1", "resume_worker", by="worker"),
-    Twin("worker resume", "*", "resume_workers"),
-    Twin("worker reload worker-1", "worker-1", "reload_worker", by="worker"),
-    Twin("worker reload", "*", "reload_workers"),
+    *(Twin(f"worker {verb} worker-1", "worker-1", f"{verb}_worker", by="worker") for verb in WORKER_VERBS),
+    *(Twin(f"worker {verb}", "*", f"{verb}_workers") for verb in WORKER_VERBS),
     Twin("router reload router", "router", "reload_router", by="router"),
     Twin("router reload", "*", "reload_routers"),
     Twin("source run notes", "notes", "run_source", by="name"),
@@ -116,9 +110,6 @@ def named(twin: Twin) -> str:
     return twin.words
 
 
-# ---- the table is complete -------------------------------------------------------------------------------------------
-
-
 def test_every_route_with_an_effect_has_a_command() -> None:
     paths = openapi_document()["paths"]
     changing = {one["operationId"] for each in paths.values() for method, one in each.items() if method != "get"}
@@ -136,9 +127,6 @@ def test_every_audited_command_is_in_the_table() -> None:
             if any("--as" in one.names for one in command.assemble_argument_collection()):
                 found.add((noun, verb))
     assert found == {twin.command[:2] for twin in TWINS}
-
-
-# ---- the events ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

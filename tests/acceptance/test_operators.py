@@ -71,9 +71,6 @@ def interrupted(folder: Folder, process: subprocess.Popen[str], name: str) -> No
     wait_for_shutdown(process)
 
 
-# ---- summaries -------------------------------------------------------------------------------------------------------
-
-
 def test_up_prints_a_retry_once(folder: Folder) -> None:
     folder.write("odd.py", FLAKY)
     folder.submit("own.flaky", "lucky")
@@ -132,9 +129,6 @@ def test_the_summary_of_a_worker_counts_what_finished_during_the_drain(folder: F
 
     assert code == 130
     assert out.splitlines()[-1].endswith(": 1 succeeded"), out
-
-
-# ---- states ----------------------------------------------------------------------------------------------------------
 
 
 def shown_states(folder: Folder, name: str) -> set[str]:
@@ -216,8 +210,6 @@ def test_work_that_waits_for_a_paused_worker_grows_old_for_every_operator(folder
     assert min(ages()) > 0.3
 
 
-# ---- log lines -------------------------------------------------------------------------------------------------------
-
 LUCKY = {"assignment_id": "lucky", "job": {"type": "own.flaky"}}
 LONG = {
     "up": ("up", "--for", "0.5", "--module", "odd"),
@@ -288,8 +280,6 @@ def test_audited_events_are_all_logged_when_the_configuration_says_so(folder: Fo
     assert len(wanted - at_start) >= 3
     assert wanted - at_start <= logged <= wanted, (logged, wanted)
 
-
-# ---- exit codes ------------------------------------------------------------------------------------------------------
 
 FORBIDDEN = [
     line.split()

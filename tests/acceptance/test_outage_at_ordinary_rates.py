@@ -143,9 +143,6 @@ def outage(
     return seen[0]
 
 
-# ---- the figure -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("per_second", "down"), [(0.2, DOWN_S), (1.0, DOWN_S), (5.0, DOWN_S), (50.0, OFTEN_S)])
 def test_three_minutes_of_503_cost_few_calls_and_no_job(per_second: float, down: float) -> None:
     seen = outage(per_second, down=down)
@@ -181,9 +178,6 @@ def test_two_workers_make_at_most_twenty_calls_each_and_fewer_together_than_two_
     seen = outage(1.0, workers=("w1", "w2"))
     assert (seen.quarantined, seen.unfinished, seen.differences) == (0, 0, 0), seen
     assert seen.calls <= 30, "five failures each instead of ten, and the probes of both"
-
-
-# ---- waiting --------------------------------------------------------------------------------------------------------
 
 
 async def test_a_waiting_job_says_for_what_since_when_and_when_the_next_probe_is(shop: Shop) -> None:
@@ -231,9 +225,6 @@ async def test_a_worker_that_restarts_in_an_outage_makes_no_burst(shop: Shop) ->
         await asyncio.sleep(0.2)
     assert len(service.calls) - before <= 2, "a probe or two, in twenty seconds with a hundred new jobs"
     assert [one["breaker"] for one in again.troubled_destinations()] == ["open"]
-
-
-# ---- ends -----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_jobs_own_deadline_and_the_longest_outage_end_its_wait(shop: Shop) -> None:

@@ -1,8 +1,4 @@
-"""
-An outage of a real HTTP server, met by `reefknot up` in a process of its own.
-
-`make soak` lets it last for three minutes at one job a second (`OUTAGE_SECONDS=180`), `make test` until jobs wait.
-"""
+"""An outage of a real HTTP server, met by `reefknot up`: until jobs wait, or for `OUTAGE_SECONDS` (`make soak`)."""
 
 from __future__ import annotations
 

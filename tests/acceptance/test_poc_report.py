@@ -38,7 +38,6 @@ def test_the_page_is_what_the_tests_measure_now(results: str) -> None:
 
 def test_every_row_of_the_matrix_holds(results: str) -> None:
     rows = poc_report.rows(results)
-
     assert [row.poc for row in rows] == [f"POC-00{number}" for number in range(1, 9)]
     assert all(row.holds for row in rows)
     assert [run.waits_ms for run in rows[4].runs] == [(100, 200, 300), (100, 200, 400), (100, 200, 300)]
@@ -94,7 +93,6 @@ def test_a_row_that_does_not_hold_is_written_down_and_fails_the_run(
 ) -> None:
     cases = [case(poc, inside="<failure />" if poc == "POC-004" else "", waits=[100]) for poc in poc_report.IDS]
     monkeypatch.setattr(poc_report, "run_tests", lambda: suite(*cases))
-
     assert poc_report.main([]) == 1
     assert "does not hold: POC-004" in capsys.readouterr().out
     assert "**does not hold**" in elsewhere.read_text(encoding="utf-8")

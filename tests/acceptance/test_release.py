@@ -29,8 +29,6 @@ TOKEN = "token-of-the-deployed-dashboard"
 UNIT = DEPLOY / "reefknot.service"
 TIMEOUT_S = 60
 
-# ---- wheel and sdist -------------------------------------------------------------------------------------------------
-
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -59,11 +57,7 @@ def test_the_sdist_has_what_is_needed_to_build_test_and_deploy(built: tuple[Path
 
 def test_every_extra_has_a_feature_that_make_dist_tries() -> None:
     offered = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-
     assert set(FEATURES) == offered - {"all", "dev", "bench"}
-
-
-# ---- the unit --------------------------------------------------------------------------------------------------------
 
 
 def unit() -> RawConfigParser:
@@ -83,7 +77,6 @@ def verified(text: str, folder: Path) -> str:
 
 def test_the_unit_is_right_for_systemd(tmp_path: Path) -> None:
     text = UNIT.read_text()
-
     assert verified(text, tmp_path) == ""
     assert "DynamicUsr" in verified(text.replace("DynamicUser", "DynamicUsr"), tmp_path), "the control"
 

@@ -85,7 +85,6 @@ def test_a_start_with_the_new_file_changes_the_policies_of_all_work(failing: Fol
     allow(failing, 4)
     failing.up()
     submit(failing, "old", ".")
-
     assert attempts_of(failing, "old") == 5
 
 
@@ -164,7 +163,6 @@ def test_with_nohup_a_hangup_is_ignored(failing: Folder) -> None:
     process = failing.up(before=["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"])
     process.send_signal(signal.SIGHUP)
     submit(failing, "one", ".")
-
     assert attempts_of(failing, "one") == 3, "it goes on"
     code, _, err = failing.stop(process)
     assert (code, "SIGHUP" in err) == (143, False)

@@ -1,9 +1,8 @@
 """
 A forger changes one field of the record of a real store and makes the chain anew: `audit replay` notices.
 
-Every field that is not listed as a fact is changed in turn, in every event of a log with retries, recoveries,
-time-outs, quarantine, an operator's requeue, a cancellation and a crash. A fact follows from nothing else in the log:
-only the chain and its heads vouch for it, and for an end its stored result.
+Every field but the facts is changed in turn, in every event of a log that has seen everything. A fact follows from
+nothing else in the log: only the chain and its heads vouch for it, and for an end its stored result.
 """
 
 from __future__ import annotations

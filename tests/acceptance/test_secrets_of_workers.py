@@ -1,12 +1,8 @@
 """
-Secrets stay in, on a worker's way: fifty of them in what steps fail with and what people say when they call work off.
+Secrets stay in, on a worker's way: fifty of them in what steps fail with and what people say when they cancel work.
 
-What is searched is everything a worker makes: what is kept of its work (failure, reason, history, quarantine), its
-audit events, the results and acks it sends, its log lines, and its status. An assignment's own payload and outputs are
-the caller's data and come back as they were given. The control works without redaction and finds them all.
-
-At the end a step that uses the library as a user would write it, without `secrets=`, run by `reefknot run` in a process
-of its own: `@retry` logs, `@idempotent` records and audits. Its control has no secret in the configuration.
+What is searched is everything that a worker makes. An assignment's own payload and outputs are the caller's data and
+come back as they were given. At the end a step uses the library without `secrets=`, in a process of its own.
 """
 
 from __future__ import annotations
@@ -120,7 +116,6 @@ def leaked(held: dict[str, str]) -> set[tuple[str, str]]:
 
 def test_none_of_fifty_secrets_reaches_anything_that_a_worker_makes(caplog: pytest.LogCaptureFixture) -> None:
     held = held_by(caplog)
-
     assert len({plant.secret for plant in PLANTED}) == 50
     assert leaked(held) == set()
     assert [sink for sink, text in held.items() if "[redacted]" not in text] == ["status"], "the others had them"
@@ -189,7 +184,6 @@ def run_steps(folder: Path, *, configured: bool) -> dict[str, str]:
 
 def test_no_secret_of_the_configuration_leaves_a_step_that_uses_the_library(tmp_path: Path) -> None:
     left = run_steps(tmp_path, configured=True)
-
     assert {place for place, text in left.items() if SECRET in text} == {"keys"}, "a key is stored as it was given"
     assert all("[redacted]" in left[place] for place in ("events", "work", "recorded failures", "log"))
     assert '"idempotency_key":"charge:[redacted]/7"' in left["events"]
@@ -199,5 +193,4 @@ def test_no_secret_of_the_configuration_leaves_a_step_that_uses_the_library(tmp_
 def test_without_the_configuration_the_same_search_finds_it_everywhere(tmp_path: Path) -> None:
     """The control."""
     left = run_steps(tmp_path, configured=False)
-
     assert {place for place, text in left.items() if SECRET in text} == set(left)

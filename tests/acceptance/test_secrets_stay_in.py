@@ -1,12 +1,9 @@
 """
 Secrets stay in: fifty of them, planted where secrets turn up, and none in anything that is written.
 
-Half are secret by their place (a URL, a header, a telling name), half because the configuration says so, wherever they
-turn up. What is searched is every byte of every file, log line, answer of a command and error text, for the secret as
-it is, in base64 and URL-encoded. The control runs the same work without redaction and finds them all.
-
-A recorded *result* is the caller's own data: it comes back as it was given, so its store keeps it as it was given. It
-appears in no event, no log line and no error.
+Half are secret by their place, half because the configuration says so. Every byte that is written is searched for the
+secret as it is, in base64 and URL-encoded; the control finds them all. A *result* is the caller's own data: its
+store keeps it as it was given, and no event, log line or error has it.
 """
 
 from __future__ import annotations
@@ -265,7 +262,6 @@ def leaked(held: dict[str, bytes], among: list[Plant]) -> list[tuple[str, str]]:
 
 def test_none_of_fifty_secrets_reaches_any_sink(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = everything(tmp_path, capsys)
-
     assert leaked(held, PLANTED) == []
     assert all(b"[redacted]" in text for text in held.values()), "every sink got the events"
 
@@ -277,7 +273,6 @@ def test_without_redaction_the_same_search_finds_them_in_every_sink(
     without_redaction(monkeypatch)
     held = everything(tmp_path, capsys)
     found = set(leaked(held, TOLD))
-
     for sink in ("memory", "jsonlines", "sqlite", "log", "export", "commands"):
         missed = [plant.secret for plant in TOLD if (sink, plant.secret) not in found]
         assert missed == [], sink
@@ -323,8 +318,6 @@ def test_a_recorded_failure_holds_no_secret(tmp_path: Path, monkeypatch: pytest.
     written = b"".join(file.read_bytes() for file in tmp_path.glob("state.db*"))
     assert (canary.encode() in written) is not redacting
 
-
-# ---- a running system -----------------------------------------------------------------------------------------------
 
 ROUTED = "Canary/routed+Zq7xW57"
 CONFIGURED = """\

@@ -1,8 +1,4 @@
-"""
-Router and workers as processes of their own over one file: what a person types, what kill -9 does, who gets the work.
-
-Leases are 30 s for a router's claims and 60 s for a worker's; whatever is done well before that was not waited for.
-"""
+"""Router and workers as processes of their own over one file; what is done well before 25 s waited for no lease."""
 
 from __future__ import annotations
 

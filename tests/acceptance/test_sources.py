@@ -125,8 +125,6 @@ def synced(wiki: WikiFolder) -> WikiFolder:
 
 CODE = ("--connector", "github_repository")
 
-# ---- add -------------------------------------------------------------------------------------------------------------
-
 
 def test_a_source_is_added_and_everything_else_of_the_file_stays_byte_for_byte(folder: Folder) -> None:
     before = (
@@ -233,9 +231,6 @@ def test_a_check_of_the_configuration_finds_settings_that_a_connector_does_not_a
         done = folder("config", "check")
         assert done.code == code_
         assert all(one in done.err for one in said), done.err
-
-
-# ---- sync, list, test ------------------------------------------------------------------------------------------------
 
 
 def test_a_sync_keeps_what_is_new_and_tells_what_it_did(wiki: WikiFolder) -> None:
@@ -380,9 +375,6 @@ def test_an_error_inside_a_connector_of_ones_own_is_told_with_its_line(wiki: Wik
     assert (done.code, "new_wiki.py:27: KeyError: 'home'" in done.out) == (78, True)
 
 
-# ---- documents -------------------------------------------------------------------------------------------------------
-
-
 def test_before_the_first_sync_there_is_nothing_to_search_or_export_and_an_unknown_source_is_refused(
     wiki: WikiFolder,
 ) -> None:
@@ -469,9 +461,6 @@ def test_documents_are_kept_where_the_configuration_says_and_in_no_folder_for_st
     wiki.config.write_text("ingestion: {documents: files/documents.db}\n" + configured)
     done = wiki("config", "check")
     assert (done.code, "the documents of sources" in done.err) == (78, True)
-
-
-# ---- syncs that are asked for ----------------------------------------------------------------------------------------
 
 
 def asked(wiki: WikiFolder, **given: Any) -> dict[str, Any]:

@@ -1,8 +1,5 @@
 """
-Worker retry policy: the acceptance list of §9, each line by its number, through a running worker.
-
-Then §2 (layers), §9.1 and §9.2 (what is accepted), by their numbers; and through the library §1.2, §4.1 and §5.1: the
-statuses, the waits and the budget of all attempts. The examples of §2 and §7 are in `test_cli_policy.py`.
+Worker retry policy: the acceptance list of §9, §2 and, through the library, §1.2, §4.1 and §5.1, by their numbers.
 
 The document counts retries, a resolved policy counts executions: "max_attempts 2" there is `retries == 2` here (A1).
 """
@@ -11,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +59,6 @@ def check(
     return found
 
 
-# ---- 9.1 classification ---------------------------------------------------------------------------------------------
-
 RETRIED = {"network_error", "connection_timeout", "http_error", "resource_unavailable", "system_overload"}
 
 
@@ -88,12 +84,8 @@ def test_9_1_3_and_9_2_2_a_code_is_made_retryable_and_a_category_counted_by_conf
     check(configured(CATEGORY), failed(ErrorCode[code]), ran)
 
 
-# ---- 9.2 configuration ----------------------------------------------------------------------------------------------
-
-
 def test_9_2_1_the_global_default() -> None:
     retries = check(configured(MINIMAL), REFUSED, 4)
-
     assert {(one.decision.policy.base_delay, one.decision.policy.max_delay) for one in retries} == {(0.1, 30.0)}
     assert {one.decision.policy.jitter for one in retries} == {"full"}
 
@@ -101,7 +93,6 @@ def test_9_2_1_the_global_default() -> None:
 def test_9_2_3_a_block_and_its_statuses() -> None:
     limited = check(configured(HTTP), http(429), 4, job="http.request")
     away = check(configured(HTTP), http(503), 11, job="http.request")
-
     assert {(one.decision.policy.base_delay, one.decision.policy.max_delay) for one in limited} == {(1.0, 60.0)}
     assert {one.decision.policy.base_delay for one in away} == {0.5}
     assert {one.decision.policy.jitter for one in limited + away} == {"equal"}
@@ -116,11 +107,7 @@ def test_9_2_5_the_order_is_the_documents_example() -> None:
     """HTTP 429 with retry_count 2: twice, from the request; 1 s and 60 s from the override; equal from the block."""
     retries = check(configured(HTTP), http(429), 3, job="http.request", retry_count=2)
     policy = retries[0].decision.policy
-
     assert (policy.max_attempts, policy.base_delay, policy.max_delay, policy.jitter) == (3, 1.0, 60.0, "equal")
-
-
-# ---- 9.3 the gate ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -135,7 +122,6 @@ def test_9_2_5_the_order_is_the_documents_example() -> None:
 def test_9_3_1_to_9_3_3_the_flag_chooses_the_baseline_or_v2(sample: str, environ: dict[str, str], v2: bool) -> None:
     """A failure that no other try would help: once in v2; in the baseline four times, 100, 200 and 300 ms apart."""
     retries = check(configured(sample, environ=environ), failed(ErrorCode.permission_denied), 1 if v2 else 4)
-
     if not v2:
         assert [one.delay_seconds for one in retries] == pytest.approx([0.1, 0.2, 0.3])
 
@@ -143,18 +129,13 @@ def test_9_3_1_to_9_3_3_the_flag_chooses_the_baseline_or_v2(sample: str, environ
 def test_9_3_4_a_missing_file_falls_back_to_the_baseline() -> None:
     environ = {"WORKER_RETRIES_V2_ENABLED": "true"}
     settings = configured("not-there.json", environ=environ, forgiving=True)
-
     assert not settings.retries_v2
     check(settings, failed(ErrorCode.permission_denied), 4)
-
-
-# ---- 9.4 backoff and jitter -----------------------------------------------------------------------------------------
 
 
 def test_9_4_1_and_9_4_2_full_jitter_draws_below_the_exponential_backoff() -> None:
     retries = check(configured(MINIMAL), REFUSED, 11, retry_count=10)
     caps = [min(0.1 * 2**k, 30.0) for k in range(10)]
-
     assert all(0 <= one.delay_seconds <= cap for one, cap in zip(retries, caps, strict=True))
     assert len({round(one.delay_seconds / cap, 6) for one, cap in zip(retries, caps, strict=True)}) == 10
 
@@ -162,11 +143,7 @@ def test_9_4_1_and_9_4_2_full_jitter_draws_below_the_exponential_backoff() -> No
 def test_9_4_3_and_9_4_4_equal_jitter_keeps_half_of_it_and_is_the_blocks() -> None:
     retries = check(configured(HTTP), http(500), 6, job="http.request")
     caps = [min(0.2 * 2**k, 10.0) for k in range(5)]
-
     assert all(cap / 2 <= one.delay_seconds <= cap for one, cap in zip(retries, caps, strict=True))
-
-
-# ---- 9.5 the budget -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("seconds", "ran"), [(1.0, 5), (2.4, 3), (5.1, 1)])
@@ -211,7 +188,6 @@ def test_2_4_each_step_up_the_layers_is_heard() -> None:
 def test_9_1_the_documents_configuration_says_what_the_defaults_say() -> None:
     """Default retryability rules match the design: writing them down changes nothing."""
     written, default = book(SECTION_2_2), rk.PolicyBook()
-
     for code in ErrorCode:
         assert written.resolve("block:x", code=code).retryable is default.resolve("block:x", code=code).retryable
     for status in range(400, 600):
@@ -221,38 +197,23 @@ def test_9_1_the_documents_configuration_says_what_the_defaults_say() -> None:
 
 def test_9_2_the_order_of_the_layers_is_right() -> None:
     """Each layer says another number; taking the top one away lets the next one speak."""
+    named = {"transient": 14, "http_error": 15, "503": 16}
+    overrides = {name: {"max_attempts": number} for name, number in named.items()}
     section: dict[str, Any] = {
         "default_policy": {"max_attempts": 11},
         "error_classification": {"network_errors": {"max_attempts": 12}},
-        "block_policies": {
-            "http": {
-                "max_attempts": 13,
-                "error_overrides": {
-                    "transient": {"max_attempts": 14},
-                    "http_error": {"max_attempts": 15},
-                    "503": {"max_attempts": 16},
-                },
-            }
-        },
+        "block_policies": {"http": {"max_attempts": 13, "error_overrides": overrides}},
     }
-    overrides = section["block_policies"]["http"]["error_overrides"]
 
     def retries(**request: Any) -> int:
         return v2(section).resolve("block:http", code="http_error", http_status=503, **request).retries
 
     assert retries(retry_count=17) == 17
-    assert retries() == 16
-    del overrides["503"]
-    assert retries() == 15
-    del overrides["http_error"]
-    assert retries() == 14
-    del overrides["transient"]
-    assert retries() == 13
-    del section["block_policies"]
-    assert retries() == 12
-    del section["error_classification"]
-    assert retries() == 11
-    del section["default_policy"]
+    layers = [(overrides, name) for name in ("503", "http_error", "transient")]
+    layers += [(section, name) for name in ("block_policies", "error_classification", "default_policy")]
+    for expected, (place, name) in zip(range(16, 10, -1), layers, strict=True):
+        assert retries() == expected, name
+        del place[name]
     assert retries() == 3
 
 
@@ -260,19 +221,15 @@ BUDGET = V2.replace(max_attempts=10, time_budget=5.0)
 
 
 def test_1_2_of_all_4xx_408_and_429_are_retried_and_every_5xx_by_a_step_as_by_a_client(no_wait: VirtualClock) -> None:
-    by_code = {
-        s
-        for s in range(400, 600)
-        if worker(V2).run(Work(StepError(ErrorCode.http_error, http_status=s))).history[0].delay is not None
-    }
-    by_status = {s for s in range(400, 600) if rk.Retrier(V2).run(Work(HttpError(s))).history[0].delay is not None}
+    def retried(retrier: rk.Retrier, error: Callable[[int], Exception]) -> set[int]:
+        return {s for s in range(400, 600) if retrier.run(Work(error(s))).history[0].delay is not None}
 
-    assert by_code == by_status == {408, 429, *range(500, 600)}
+    by_code = retried(worker(V2), lambda status: StepError(ErrorCode.http_error, http_status=status))
+    assert by_code == retried(rk.Retrier(V2), HttpError) == {408, 429, *range(500, 600)}
 
 
 def test_4_1_a_call_that_keeps_failing_waits_exactly_these_delays(virtual_time: VirtualClock) -> None:
     outcome = rk.Retrier(V2.replace(max_attempts=11)).run(Work(ConnectionError()))
-
     assert outcome.attempts == 11
     assert virtual_time.waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0])
 
@@ -313,7 +270,6 @@ def test_5_1_elapsed_time_counts_executions_and_waits_and_a_wait_that_would_reac
 def test_5_1_without_a_budget_the_same_work_goes_on(virtual_time: VirtualClock) -> None:
     """The control: it is the budget that ended it."""
     outcome = worker(BUDGET.replace(time_budget=None)).run(SlowWork(virtual_time, *[1.0] * 10))
-
     assert outcome.reason is rk.Reason.ATTEMPTS_SPENT
     assert outcome.elapsed > 5.0
 

@@ -1,11 +1,8 @@
 """
-The proof of concept's test matrix, POC-001 … POC-008, its five tests, and its two tables.
+The proof of concept's test matrix, POC-001 … POC-008, through the real engine in virtual time, without jitter.
 
-Everything runs through the real engine in virtual time, without jitter. "Enabled" is the CP2 policy with the table of
-error codes; "disabled" is the CP1 baseline, which is a preset of the same engine and no second loop. The gate itself
-(environment, file, their order) belongs to the policy book and is tested with it; here both sides of it are shown.
-
-What a test measures goes into `docs/poc-report.md`; `tools/poc_report.py` writes that page from this file's results.
+"Enabled" is the CP2 policy with the table of error codes; "disabled" is the CP1 baseline, a preset of the same engine.
+`tools/poc_report.py` writes `docs/poc-report.md` from what is measured here.
 """
 
 from __future__ import annotations
@@ -114,7 +111,6 @@ def test_poc_004_the_baseline_waits_100_200_and_300_ms_and_retries_every_error(b
 def test_poc_005_the_same_work_behaves_by_the_flag_in_either_order(bench: Bench) -> None:
     """Test 5. Off, on, off: what the flag was before leaves no trace."""
     off, on, off_again = (bench.run(enabled=flag, fails=3) for flag in (False, True, False))
-
     assert off == off_again == Result([100, 200, 300], retries_used=3, ok=True)
     assert on == Result([100, 200, 400], retries_used=3, ok=True)
 

@@ -1,9 +1,7 @@
 """
 Per-connector retry policies: the document's test plan, by its names.
 
-First what is about policies; then what a failure means, by its words and by its exception, as the public function hears
-it (the words are S3's, with those of decision B3; every word in every frame, every status and the order of evidence are
-in `tests/unit/core/test_classify.py`); then the plan for the running orchestrator, its two log lines, its telemetry.
+The words of failures are S3's, with those of decision B3; all of them are in `tests/unit/core/test_classify.py`.
 """
 
 from __future__ import annotations
@@ -153,7 +151,6 @@ def test_jitter_distribution(attempt: int, least: int, most: int) -> None:
 def test_without_the_connectors_rule_a_wait_keeps_its_fractions() -> None:
     """The control: it is `whole_seconds` that cuts."""
     fractions = rk.PolicyBook().resolve("connector:my.own").replace(whole_seconds=False)
-
     assert delay_before(0, fractions, draw=0.04) == pytest.approx(48.96)
 
 
@@ -215,7 +212,6 @@ def test_jitter_overhead() -> None:
     started = time.process_time()
     for attempt in range(1000):
         found.calculate_delay(attempt % 5)
-
     assert time.process_time() - started < 1.0 * slowness()
 
 
@@ -263,10 +259,10 @@ def test_every_text_means_what_the_documents_say_also_when_an_exception_says_it_
     ("error", "expected"),
     [
         (PermissionError(13, "Permission denied"), PERMANENT),
-        (TimeoutError(), TRANSIENT),
-        (ConnectionResetError(), TRANSIENT),
-        (ConnectionRefusedError(), TRANSIENT),
-        (BrokenPipeError(), TRANSIENT),
+        *(
+            (error(), TRANSIENT)
+            for error in (TimeoutError, ConnectionResetError, ConnectionRefusedError, BrokenPipeError)
+        ),
         (ForbiddenError(Retry_After="60"), RATE_LIMITED),
         (ForbiddenError(X_RateLimit_Remaining="0"), RATE_LIMITED),
         (ForbiddenError("API rate limit exceeded"), RATE_LIMITED),
@@ -464,9 +460,6 @@ async def test_many_jobs_fail_side_by_side_and_each_has_a_budget_of_its_own(worl
     items = [await world.item(f"job-{n}") for n in range(200)]
     assert {item.state for item in items} == {WorkState.SUCCEEDED}
     assert [item.attempts for item in items] == [n % 4 + 1 for n in range(200)]
-
-
-# ---- the two log lines -----------------------------------------------------------------------------------------------
 
 
 def test_the_two_log_lines_have_the_keys_of_the_document(caplog: pytest.LogCaptureFixture) -> None:

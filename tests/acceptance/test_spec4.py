@@ -1,8 +1,7 @@
 """
-Retry and idempotency design: the retry flow, the key, the audit samples, and the testing strategy item by item.
+Retry and idempotency design: its testing strategy item by item, its matrix row by row, its sample policies.
 
-At the end the matrix of operations row by row, its spellings, and their timeouts (C6); exception classification: the
-three sample policies, and the rule behind them. Where the document's own code is wrong, the test says what holds.
+Where the document's own code is wrong, the test says what holds.
 """
 
 from __future__ import annotations
@@ -132,9 +131,6 @@ async def test_every_category_gives_up_after_its_attempts_with_waits_in_its_rang
     assert [event["timeout_seconds"] for event in timeouts] == [limit] * attempts
 
 
-# ---- integration tests of the document -------------------------------------------------------------------------------
-
-
 async def test_nats_operations_are_published_unless_said_otherwise(given: Given) -> None:
     assert await given.manager.execute_with_nats_retry("Publish to subject", failing(2), **WHO) == "done"
     with pytest.raises(rk.RetryError) as given_up:
@@ -182,8 +178,6 @@ async def test_every_event_has_the_documented_keys(given: Given) -> None:
     assert 0.9 <= second["delay_seconds"] <= 1.1
 
 
-# ---- the key ---------------------------------------------------------------------------------------------------------
-
 KEY = ("kill_switch_update", "tenant-123", "corr-456", {"switch_name": "all_execution"})
 
 
@@ -220,9 +214,6 @@ def test_control_the_documents_own_key_depends_on_the_order() -> None:
         return hashlib.sha256(str(sorted({"additional_params": params}.items())).encode()).hexdigest()
 
     assert documents({"a": 1, "b": 2}) != documents({"b": 2, "a": 1})
-
-
-# ---- the document's mistakes -----------------------------------------------------------------------------------------
 
 
 async def test_a_result_of_none_is_a_hit(given: Given) -> None:
@@ -316,7 +307,6 @@ def test_a_row_is_configured_under_any_spelling_in_the_documents_own_words(spell
 def test_a_configured_row_leaves_the_others_alone() -> None:
     book = rk.PolicyBook.loads("operations: {KV_GET: {max_attempts: 9}}")
     others = [category.target for category in RetryCategory if category is not RetryCategory.KV_GET]
-
     assert [book.resolve(target) for target in others] == [rk.PolicyBook().resolve(target) for target in others]
 
 

@@ -38,9 +38,6 @@ async def flooded(shop: Shop, settings: WorkerSettings, waiting: int, seconds: f
     return worker
 
 
-# ---- 8.1 bounded queue ----------------------------------------------------------------------------------------------
-
-
 async def test_8_1_1_and_8_1_2_the_queue_is_bounded_and_rejects_when_it_is_full(shop: Shop) -> None:
     worker = await flooded(shop, configured("spec5-7.1-minimal.json"), 1000)
     assert worker.pools["cpu"].queue.depth == 1000
@@ -74,9 +71,6 @@ async def test_8_1_4_the_flag_gates_it_all(shop: Shop, sample: str, environ: dic
     assert all((one.overload_status is not None) is v2 for one in shop.acks)
 
 
-# ---- 8.2 overload signalling ----------------------------------------------------------------------------------------
-
-
 async def test_8_2_1_and_8_2_3_the_ack_tells_the_level_by_depth(shop: Shop) -> None:
     await flooded(shop, configured("spec5-7.1-minimal.json"), 1000)
     told = {one.queue_depth: one.overload_status for one in shop.acks}
@@ -102,9 +96,6 @@ async def test_8_2_4_a_router_of_the_old_kind_reads_the_old_fields_and_ignores_t
     assert ack["status"] == "accepted"
     assert {"assignment_id", "request_id", "status", "provider_id", "job", "latency_ms", "cost"} <= result.keys()
     assert isinstance(result["latency_ms"], int | float)
-
-
-# ---- 8.3 rejection policies -----------------------------------------------------------------------------------------
 
 
 async def test_8_3_1_reject_new(shop: Shop) -> None:
@@ -159,9 +150,6 @@ def test_8_3_5_the_named_policy_is_the_one_that_acts() -> None:
         assert (rules.policy, rules.size) == (policy, size)
         assert (rules.max_drop_age_ms, rules.max_defer_time_ms) == (60_000, 30_000)
         assert rules.heavy == Degradation(True, 0.5, True)
-
-
-# ---- 8.4 router -----------------------------------------------------------------------------------------------------
 
 
 async def test_8_4_1_to_8_4_3_the_router_hears_the_level_and_routes_by_it(shop: Shop) -> None:

@@ -61,7 +61,6 @@ def test_a_system_whose_store_is_gone_ends_with_69(folder: Folder, kind: str, ha
     process, reason = folder.up() if kind == "up" else folder.part(kind), WAYS[harm]
     harm(folder.path / STORE)
     code, _, err = folder.ends(process)
-
     assert code == 69, err
     assert reason in err
     assert f"sqlite:{folder.path / STORE}" in err
@@ -105,7 +104,6 @@ def test_who_waits_for_a_result_hears_that_the_store_is_gone(folder: Folder) -> 
     until(lambda: (folder.path / STORE).exists() and folder("job", "show", "a").code == 0)
     shutil.rmtree(folder.path / ".reefknot")
     code, _, err = folder.ends(process)
-
     assert code == 69
     assert "its file was deleted or moved" in err
 
@@ -135,12 +133,9 @@ def test_no_new_store_is_made_where_the_rest_of_another_one_is(folder: Folder, w
 
 def test_submit_says_that_it_makes_a_new_store(folder: Folder) -> None:
     first, second = (folder("submit", "--type", "own.wait") for _ in range(2))
-
     assert "there was no store at .reefknot/state.db: a new one was made" in first.err
     assert "a new one was made" not in second.err
 
-
-# ---- stores that may not be written ----------------------------------------------------------------------------------
 
 READING = [
     line.split()
@@ -289,7 +284,6 @@ def test_an_older_read_only_store_names_a_way_out(used: Folder, frozen: Callable
     store = used.path / STORE
     frozen(store)
     ((code, _, err),) = used.as_user(["audit", "verify"], by="newer")
-
     assert code == 78
     assert "copy it to a folder that may be written" in err
     assert stat.S_IMODE(store.stat().st_mode) == 0o400

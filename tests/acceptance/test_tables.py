@@ -243,7 +243,6 @@ def test_every_function_that_prints_a_table_is_tested_here() -> None:
     for file in Path(reefknot.console.cli.__file__).parent.rglob("*.py"):
         if file.stem != "output":
             found |= {f"{file.stem}.{name}" for name in _callers(ast.parse(file.read_text()), printers)}
-
     assert found == set(TABLES)
 
 

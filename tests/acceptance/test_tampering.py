@@ -1,8 +1,7 @@
 """
-Rewriting the record: a thousand random ways, each of them found.
+Rewriting the record: a thousand random ways, each of them found, in an exported file and in a SQLite store.
 
-Half of them change an exported file, half the table of a SQLite store. Some of the hands at work know how the chain is
-made and make it anew after their change; only the head that was exported before shows those, and the controls say so.
+Some of the hands make the chain anew after their change; only the head that was exported before shows those.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""
-Tenants that use the same id, from processes of their own: each gets its own result, whoever came first.
-
-The control is the same story with a program whose records ignore the tenant.
-"""
+"""Tenants that use the same id, from processes of their own: each gets its own result, whichever came first."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""
-Traces as a collector gets them: spans of real processes arrive, nested, at a receiver of OTLP.
-
-The control is the same work without the variables, without the extra, and without a collector: nothing arrives, and the
-work is done all the same.
-"""
+"""Traces as a collector gets them: spans of real processes arrive, nested, at a receiver of OTLP."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""
-Work that was accepted, and a process that was started without the module: what is typed, and what becomes of it.
-
-A class of work that a step brings is found by a submitter that does not know the step.
-"""
+"""Accepted work and a process that was started without its module: what is typed, and what happens to the work."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """
 "Why is my job not running?", asked of real processes: `job show` and `job list` name the cause and the remedy.
 
-The causes that are rare or need another host are staged in `tests/unit/console/operations/test_waits.py`; the
-sentences of all of them are in `tests/unit/queue/model/test_wait_reasons.py`.
+Rare causes are staged in `tests/unit/console/operations/test_waits.py`.
 """
 
 from __future__ import annotations

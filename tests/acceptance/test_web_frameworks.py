@@ -1,9 +1,7 @@
 """
-The applications of the guides under the real frameworks: every order is one job that ends once, every `GET` finds it.
+The applications of the guides under the real frameworks: every order is one job that ends once.
 
-Flask runs under gunicorn with `--preload` and four workers, and by its test client; FastAPI under uvicorn; Django by
-its test client. Each is a process of its own, and so are a router and two workers. `make faults` sends 500 orders to
-each, on SQLite and on NATS.
+Each is a process of its own, and so are a router and two workers. `make faults` sends 500 orders to each.
 """
 
 from __future__ import annotations

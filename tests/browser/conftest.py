@@ -1,9 +1,7 @@
 """
 A real Chromium, and a real `reefknot up` in a process of its own whose dashboard it looks at.
 
-Both are started once for each process of the tests. A machine without Chromium fails these tests: a page that nobody
-has looked at is not known to work. The headless shell has the same engine without the browser's own windows, for a
-third of the CPU time.
+Both are started once for each process of the tests. A machine without Chromium fails these tests.
 """
 
 from __future__ import annotations

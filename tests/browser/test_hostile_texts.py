@@ -63,19 +63,10 @@ class HostilePages:
 
     def render(self, name: str, text: str) -> str:
         view = views.BY_NAME[name]
-        shown = {
-            "pages": [one for one in views.VIEWS if one.key],
-            "static_version": "1",
-            "current": name,
-            "asked": dict.fromkeys(view.parameters, text),
-            "role": "operator",
-            "can_act": True,
-            "errors": {},
-            "live_url": "/live",
-            "actor": text,
-            "shown": text,
-            **_replaced(self.answers[name], text),
-        }
+        fixed = {"static_version": "1", "role": "operator", "can_act": True, "errors": {}, "live_url": "/live"}
+        asked = {"current": name, "asked": dict.fromkeys(view.parameters, text), "actor": text, "shown": text}
+        pages = {"pages": [one for one in views.VIEWS if one.key]}
+        shown = fixed | asked | pages | _replaced(self.answers[name], text)
         return self.templates.get_template(f"{view.template or name}.html").render(shown)
 
 

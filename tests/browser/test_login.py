@@ -50,8 +50,6 @@ def test_a_wrong_token_is_told_and_can_be_corrected(stranger: Page, system: Runn
     stranger.wait_for_url(f"{system.url}/")
 
 
-# ---- another site ----------------------------------------------------------------------------------------------------
-
 ATTACK = """<!doctype html><title>evil</title>
 <iframe src="{url}/"></iframe>
 <form id="form" method="post" action="{url}/api/v1/jobs/{job}/cancel" target="answer"><input name="x"></form>
@@ -173,7 +171,6 @@ def is_data(status: int, text: str, *, job: str) -> bool:
 def test_another_server_of_this_host_gets_nothing_by_the_cookie(browser: Browser, system: RunningSystem) -> None:
     """`Origin`, `Host` and `Sec-Fetch-Site` are no help here: whoever has the cookie writes them as it likes."""
     job = system.submit("overheard", "own.nap", {"seconds": 600})
-
     assert gained(system, browser, job) == []
     assert system.job(job)["state"] in ("pending", "running")
 
@@ -189,10 +186,8 @@ def test_a_session_that_is_its_cookie_alone_would_be_seen(browser: Browser, tmp_
     with RunningSystem.prepared(tmp_path, module=MODULE + NO_KEY) as careless:
         job = careless.submit("overheard", "own.nap", {"seconds": 600})
         found = gained(careless, browser, job)
-
-    assert {"GET /work", "GET /api/v1/jobs", f"POST /api/v1/jobs/{job}/cancel", "POST /logout", "job.cancel"} <= {
-        *found
-    }
+    expected = {"GET /work", "GET /api/v1/jobs", f"POST /api/v1/jobs/{job}/cancel", "POST /logout", "job.cancel"}
+    assert expected <= {*found}
 
 
 @pytest.mark.parametrize("role", ["operator", "reader"])

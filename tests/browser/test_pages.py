@@ -1,8 +1,4 @@
-"""
-Every page in a real browser, while a system in another process runs work.
-
-At the end the page of one job: its timeline, its payload and result, and who did what with it.
-"""
+"""Every page in a real browser, while a system in another process runs work."""
 
 from __future__ import annotations
 
@@ -23,21 +19,16 @@ pytestmark = pytest.mark.slow
 
 NAMES = {
     "/": "overview",
-    "/alerts": "alerts",
-    "/work": "work",
+    **{
+        f"/{name}": name
+        for name in ("alerts", "work", "quarantine", "policies", "workers", "sources", "audit", "health")
+    },
+    **{f"/audit/{name}": name for name in ("verify", "replay")},
     "/work/story": "job",
-    "/quarantine": "quarantine",
     "/quarantine/stuck?tenant=acme": "quarantined",
-    "/policies": "policies",
     "/policies?target=block:http&status=429": "what-if",
-    "/workers": "workers",
-    "/sources": "sources",
-    "/audit": "audit",
-    "/audit/verify": "verify",
-    "/audit/replay": "replay",
-    "/health": "health",
 }
-"""The screenshots that the documents show; REEFKNOT_SCREENSHOTS=write renews them."""
+"""Every page, and the name of its picture."""
 NOT_LIVE = ("/quarantine/", "/policies", "/audit/", "/health")
 
 
@@ -161,9 +152,8 @@ def test_the_overview_counts_what_another_process_does(worked: RunningSystem, vi
 
     worked.submit("one-more", "own.broken", {"text": "one more that fails"})
 
-    page.wait_for_function(
-        "before => Number(document.querySelector(\"a.tile[href='/quarantine'] b\").textContent) > before", arg=before
-    )
+    count = "Number(document.querySelector(\"a.tile[href='/quarantine'] b\").textContent)"
+    page.wait_for_function(f"before => {count} > before", arg=before)
     assert page.locator("svg.chart").count() >= 6
     assert page.locator("svg.chart title").count() >= 6
 
@@ -206,17 +196,11 @@ def test_a_keyboard_is_enough(worked: RunningSystem, visit: Visit) -> None:
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
-    for keys, path in {
-        "l": "/alerts",
-        "w": "/work",
-        "q": "/quarantine",
-        "p": "/policies",
-        "k": "/workers",
-        "s": "/sources",
-    }.items():
+    pages = ("l alerts", "w work", "q quarantine", "p policies", "k workers", "s sources")
+    for key, name in (one.split() for one in pages):
         page.keyboard.press("g")
-        page.keyboard.press(keys)
-        page.wait_for_url(f"**{path}")
+        page.keyboard.press(key)
+        page.wait_for_url(f"**/{name}")
         page.wait_for_selector("#main")
     page.keyboard.press("?")
     assert page.locator("#keys").is_visible()

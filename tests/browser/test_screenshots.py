@@ -1,9 +1,4 @@
-"""
-The screenshots of the documents, taken of a shop that runs: `REEFKNOT_SCREENSHOTS=write` renews them.
-
-Written ones show some minutes of work, so that the charts have something to tell. Otherwise a few seconds are enough to
-see that each can still be taken.
-"""
+"""The screenshots of the documents, taken of a shop that runs: `REEFKNOT_SCREENSHOTS=write` renews them."""
 
 from __future__ import annotations
 

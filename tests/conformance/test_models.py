@@ -17,7 +17,7 @@ from reefknot.audit.port import AuditEntry
 from reefknot.errors import LeaseLostError
 from reefknot.idempotency.model import Busy, Claim, Claimed, Done, Ending, Hit, KeyRecord, Released, Uncertain
 from reefknot.queue.model.work import Interrupted, Quarantine, Settled, Snooze, TryAgain, WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import ALL, Enqueued, Held, Settlement, WorkClaim
+from reefknot.queue.port.work_queue import EVERYTHING, Enqueued, Held, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore, MemoryWorkQueue
 from reefknot.stores.memory.store import MemoryIdempotencyStore
@@ -264,7 +264,7 @@ class Work(Machine):
     @rule()
     def requeue_all(self) -> None:
         aside = sorted(name for name, entry in self.model.items() if entry[0] == "quarantined")
-        assert self.run(self.store.quarantine.requeue(ALL, who="ann", events=[event("requeued")])) == aside
+        assert self.run(self.store.quarantine.requeue(EVERYTHING, who="ann", events=[event("requeued")])) == aside
         self.events += bool(aside)
         for name in aside:
             self.model[name][0] = "pending"

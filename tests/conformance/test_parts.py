@@ -12,18 +12,12 @@ from reefknot.audit.jsonlines import JsonLinesLog
 from reefknot.ingest.documents import SqliteDocuments
 from reefknot.ingest.port import DocumentStore
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.testing.conformance import (
-    AuditLogContract,
-    DocumentChangesContract,
-    DocumentHarness,
-    DocumentsContract,
-    Harness,
-)
+from reefknot.testing import conformance
 from tests.conformance.ends import harness_of
 
 
 @pytest.fixture(params=["inline", "thread"])
-def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> conformance.Harness:
     async def opened(clock: VirtualClock, **options: Any) -> Any:
         file, is_inline = tmp_path / "audit.jsonl", request.param == "inline"
         log = await JsonLinesLog.open(file, clock, fsync="never", largest=4096, inline=is_inline)
@@ -32,12 +26,12 @@ def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
     return harness_of(opened)
 
 
-class TestJsonLinesLog(AuditLogContract): ...
+class TestJsonLinesLog(conformance.AuditLogContract): ...
 
 
-class TestSqliteDocuments(DocumentsContract, DocumentChangesContract):
+class TestSqliteDocuments(conformance.DocumentsContract, conformance.DocumentChangesContract):
     @pytest.fixture(params=[False, True], ids=["thread", "inline"])
-    def documents(self, tmp_path: Path, request: pytest.FixtureRequest) -> DocumentHarness:
+    def documents(self, tmp_path: Path, request: pytest.FixtureRequest) -> conformance.DocumentHarness:
         @asynccontextmanager
         async def opened(clock: VirtualClock) -> AsyncIterator[DocumentStore]:
             store = await SqliteDocuments(tmp_path / "documents.db", clock, inline=request.param).start()
@@ -46,4 +40,4 @@ class TestSqliteDocuments(DocumentsContract, DocumentChangesContract):
             finally:
                 await store.close()
 
-        return DocumentHarness(opened)
+        return conformance.DocumentHarness(opened)

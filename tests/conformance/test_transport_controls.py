@@ -9,13 +9,13 @@ import pytest
 from msgspec import structs
 
 from reefknot.queue.model import work as core
+from reefknot.queue.port.quarantine import QuarantineStore
 from reefknot.queue.port.transport import Delivery
-from reefknot.queue.port.work_queue import QuarantineFilter
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.memory import MemoryStore
+from reefknot.stores.memory import MemoryStore, MemoryWorkQueue
 from reefknot.stores.memory import store as memory
 from reefknot.stores.memory.store import Hub, MemoryTransport
-from reefknot.stores.work_in_memory.queue import TableQuarantine
 from reefknot.testing import run_virtual
 from reefknot.testing.conformance import Harness, QuarantineContract, TransportContract, TransportHarness
 from reefknot.testing.conformance import transport as suite
@@ -119,7 +119,15 @@ def test_the_suite_catches(
         line(TransportHarness(two_ends))
 
 
-class ReadsPayloadsAsText(TableQuarantine):
+class BrokenQuarantine(QuarantineStore):
+    """The quarantine of a memory store, with a view of its table."""
+
+    def __init__(self, work: MemoryWorkQueue) -> None:
+        super().__init__(work)
+        self._table = work.table
+
+
+class ReadsPayloadsAsText(BrokenQuarantine):
     """A payload that is no UTF-8 is shown as something else."""
 
     async def show(self, work_id: str) -> core.WorkItem | None:
@@ -127,40 +135,40 @@ class ReadsPayloadsAsText(TableQuarantine):
         return item and structs.replace(item, payload=item.payload.decode("utf-8", "replace").encode())
 
 
-class ReplacesInPlace(TableQuarantine):
+class ReplacesInPlace(BrokenQuarantine):
     """The edited payload is written over the original one."""
 
     async def replace(self, work_id: str, payload: bytes, **named: Any) -> str | None:
         done = await super().replace(work_id, payload, **named)
         if done is not None:
-            items = self._work.table.items
+            items = self._table.items
             items[work_id] = structs.replace(items[work_id], payload=payload)
         return done
 
 
-class ForgetsWhatItReplaced(TableQuarantine):
+class ForgetsWhatItReplaced(BrokenQuarantine):
     """The original is deleted as soon as its next version runs."""
 
     async def replace(self, work_id: str, payload: bytes, **named: Any) -> str | None:
         done = await super().replace(work_id, payload, **named)
         if done is not None:
-            self._work.table.remove(work_id)
+            self._table.remove(work_id)
         return done
 
 
-class RequeuesWithoutThePayload(TableQuarantine):
-    async def requeue(self, which: QuarantineFilter, **more: Any) -> list[str]:
+class RequeuesWithoutThePayload(BrokenQuarantine):
+    async def requeue(self, which: WorkFilter, **more: Any) -> list[str]:
         done = await super().requeue(which, **more)
-        items = self._work.table.items
+        items = self._table.items
         for work_id in done:
             items[work_id] = structs.replace(items[work_id], payload=b"")
         return done
 
 
-class SendsEverythingToARouter(TableQuarantine):
+class SendsEverythingToARouter(BrokenQuarantine):
     """A job of a source comes back where only assignments are looked for."""
 
-    async def requeue(self, which: QuarantineFilter, **more: Any) -> list[str]:
+    async def requeue(self, which: WorkFilter, **more: Any) -> list[str]:
         done = await super().requeue(which, **more)
         for work_id in done:
             await self._work.transfer(work_id, core.ROUTER)
@@ -183,8 +191,8 @@ OF_SOURCE = QuarantineContract.test_a_job_of_a_source_returns_to_its_own_class
         (OF_SOURCE, SendsEverythingToARouter),
     ],
 )
-def test_a_quarantine_that_changes_what_it_holds_is_noticed(test: Any, broken: type[TableQuarantine]) -> None:
-    def harness(quarantine: type[TableQuarantine]) -> Harness:
+def test_a_quarantine_that_changes_what_it_holds_is_noticed(test: Any, broken: type[BrokenQuarantine]) -> None:
+    def harness(quarantine: type[BrokenQuarantine]) -> Harness:
         @asynccontextmanager
         async def opened(clock: VirtualClock, **options: Any) -> AsyncIterator[MemoryStore]:
             store = MemoryStore(clock, **options)
@@ -194,6 +202,6 @@ def test_a_quarantine_that_changes_what_it_holds_is_noticed(test: Any, broken: t
 
         return Harness(opened)
 
-    test(QuarantineContract(), harness(TableQuarantine))
+    test(QuarantineContract(), harness(BrokenQuarantine))
     with pytest.raises(AssertionError):
         test(QuarantineContract(), harness(broken))

@@ -313,7 +313,7 @@ def _look_at_no_fence() -> None:
         ids = [one.id for one in settlements]
         for _ in range(20):  # until the mirror is up to date: it drops work that has ended
             await self.load(ids)
-            answers = await self.change(lambda now: self.table.settle(settlements, now=now), ids=ids)
+            answers = await self.write(lambda now: self.table.settle(settlements, now=now), ids=ids)
             if all(answers):
                 break
             await asyncio.sleep(0.1)

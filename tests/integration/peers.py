@@ -97,9 +97,7 @@ class Peer:
         """Publish many by core NATS, one right after the other."""
         self.run(self._publish(subject, messages))
 
-    async def _publish(
-        self, subject: str, messages: Iterable[Fields | bytes], headers: dict[str, str] | None = None
-    ) -> None:
+    async def _publish(self, subject: str, messages: Iterable[Fields | bytes], headers: Any = None) -> None:
         for message in messages:
             await self._client.publish(subject, _body(message), headers=headers)
         await round_trip(self._client)

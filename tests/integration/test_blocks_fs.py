@@ -53,7 +53,6 @@ def each_of(root: Path, path: str) -> tuple[StepResult, ...]:
 def test_a_file_is_kept_and_read_again(root: Path) -> None:
     kept = put(root, path="a/b/c.txt", content="täxt")
     read = get(root, "a/b/c.txt")
-
     assert kept.outputs == {"path": "a/b/c.txt", "size": 5, "created": True}
     assert (read.outputs["content"], read.outputs["size"]) == ("täxt", 5)
     assert abs(datetime.fromisoformat(read.outputs["modified"]) - datetime.now(UTC)).total_seconds() < 60
@@ -61,14 +60,12 @@ def test_a_file_is_kept_and_read_again(root: Path) -> None:
 
 def test_bytes_go_in_and_out_as_base64(root: Path) -> None:
     put(root, path="x", base64="/wA=")
-
     assert (root / "x").read_bytes() == b"\xff\x00"
     assert get(root, "x").outputs["base64"] == "/wA="
 
 
 def test_a_second_put_overwrites_so_that_an_attempt_can_be_repeated_unless_it_must_not(root: Path) -> None:
     put(root, path="x", content="one")
-
     assert put(root, path="x", content="two").outputs["created"] is False
     refused(put(root, path="x", content="three", overwrite=False), ErrorCode.execution_failed, "overwrite is false")
     assert (root / "x").read_text() == "two"
@@ -78,7 +75,6 @@ def test_a_second_put_overwrites_so_that_an_attempt_can_be_repeated_unless_it_mu
 def test_an_absolute_path_inside_a_root_is_taken(root: Path, tmp_path: Path) -> None:
     second = tmp_path / "second"
     second.mkdir()
-
     assert run(BlobPut(folders(root, second)), path=str(second / "x"), content="a").ok
     assert (second / "x").read_text() == "a"
 
@@ -86,7 +82,6 @@ def test_an_absolute_path_inside_a_root_is_taken(root: Path, tmp_path: Path) -> 
 def test_a_root_may_itself_be_reached_over_a_link(root: Path, tmp_path: Path) -> None:
     """The configuration is trusted; what lies beneath the root is not."""
     (tmp_path / "link").symlink_to(root)
-
     assert put(tmp_path / "link", path=str(root / "x"), content="a").ok
     assert put(tmp_path / "link", path=str(tmp_path / "link" / "y"), content="a").ok
 
@@ -102,7 +97,6 @@ def test_a_path_outside_is_denied(root: Path, path: str) -> None:
 
 def test_a_root_is_no_prefix_of_its_neighbour(root: Path, tmp_path: Path) -> None:
     (tmp_path / "root-2").mkdir()
-
     assert put(root, path=str(tmp_path / "root-2" / "x"), content="a").error_code is ErrorCode.permission_denied
 
 
@@ -126,7 +120,6 @@ def test_what_is_not_there_is_not_found_and_not_retried(root: Path) -> None:
 
 def test_a_delete_succeeds_twice(root: Path) -> None:
     put(root, path="x", content="a")
-
     assert delete(root, "x").outputs == {"path": "x", "deleted": True}
     assert delete(root, "x").outputs == {"path": "x", "deleted": False}
     assert delete(root, "no/such/folder").outputs["deleted"] is False
@@ -135,7 +128,6 @@ def test_a_delete_succeeds_twice(root: Path) -> None:
 def test_only_regular_files(root: Path) -> None:
     (root / "folder").mkdir()
     os.mkfifo(root / "pipe")
-
     for result in (*each_of(root, "folder"), *within(1, lambda: each_of(root, "pipe"))):  # a pipe never blocks
         refused(result, ErrorCode.permission_denied, "not a regular file")
 
@@ -166,7 +158,6 @@ def test_bad_inputs_are_refused_by_name(root: Path, inputs: dict[str, Any], code
 
 def test_a_file_beyond_the_limit_is_not_read(root: Path) -> None:
     (root / "large").write_bytes(b"x" * 1001)
-
     refused(get(root, "large"), ErrorCode.execution_failed, "1001 bytes; accepted: at most 1000")
 
 
@@ -255,7 +246,6 @@ async def test_a_file_system_that_does_not_answer_is_given_up(root: Path, monkey
 @pytest.mark.parametrize("kind", [BlobPut, BlobGet, Delete])
 def test_the_destination_is_the_root(root: Path, kind: type[BlobPut]) -> None:
     block: Block = kind(Folders(FsSettings((root,))))
-
     assert block.destination({"path": "a/b"}) == f"fs:{root}"
     assert block.destination({"path": 7}) == f"fs:{root}"
     assert block.destination({}) == "fs"

@@ -101,7 +101,6 @@ def test_a_read_only_transaction_alone_would_let_a_superuser_make_files(postgres
     with psycopg.connect(dsn.replace("user=reader", "user=postgres")) as connection:
         connection.read_only = True
         connection.execute(f"COPY (SELECT 1) TO '{out}'".encode())
-
     assert out.exists()
     out.unlink()
 

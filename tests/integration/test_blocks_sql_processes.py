@@ -22,6 +22,7 @@ from reefknot.steps.sql_rows import Access, SqlConnection, SqlSettings
 from reefknot.steps.sql_sqlite import SqliteRequest
 from tests.integration.stepping import run, step
 from tests.pace import within
+from tests.warm_commands import run_cold
 
 pytestmark = pytest.mark.real_time
 
@@ -52,9 +53,6 @@ async def gone(pid: int) -> None:
             await asyncio.sleep(0.01)
 
 
-# ---- time ------------------------------------------------------------------------------------------------------------
-
-
 def test_eight_statements_that_cannot_be_interrupted_do_not_stop_the_others(settings: SqlSettings) -> None:
     async def main() -> tuple[list[StepResult], StepResult]:
         block = SqlQuery(settings)
@@ -78,7 +76,6 @@ def test_without_a_process_such_a_statement_would_go_on(settings: SqlSettings) -
     request = SqliteRequest(str(settings.connections["reads"].sqlite_path), query, seconds=0.01)
     began = time.monotonic()
     sql_sqlite.SqliteStatement(request).reply()
-
     assert time.monotonic() - began > 0.1
 
 
@@ -90,15 +87,11 @@ def test_a_run_with_such_statements_ends_in_time(settings: SqlSettings, tmp_path
     )
     payloads = [{"connection": "reads", "query": QUADRATIC, "timeout_ms": 500}] * 8
     payloads.append({"connection": "reads", "query": "SELECT a FROM t"})
-    lines = [
-        {"assignment_id": f"a{n}", "request_id": "r", "job": {"type": "sql.query", "payload": payload}}
-        for n, payload in enumerate(payloads)
-    ]
+    jobs = [{"type": "sql.query", "payload": payload} for payload in payloads]
+    lines = [{"assignment_id": f"a{n}", "request_id": "r", "job": job} for n, job in enumerate(jobs)]
     (tmp_path / "work.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = [sys.executable, "-m", "reefknot", "run", "work.jsonl", "--results", "results.jsonl"]
-
-    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=50)
-
+    command = ("-m", "reefknot", "run", "work.jsonl", "--results", "results.jsonl")
+    done = run_cold(sys.executable, *command, cwd=tmp_path, timeout=50)
     assert done.returncode == 1, done
     results = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert {one["assignment_id"] for one in results if one["status"] == "success"} == {"a8"}
@@ -158,7 +151,6 @@ def test_a_statement_ends_when_its_worker_is_killed(settings: SqlSettings) -> No
         assert worker.stdout is not None
         pid = int(worker.stdout.readline())
         worker.kill()
-
     asyncio.run(gone(pid))
 
 
@@ -195,9 +187,6 @@ async def test_a_write_that_was_killed_is_undone_before_the_next_reader(
     assert journals == [True]
 
 
-# ---- space -----------------------------------------------------------------------------------------------------------
-
-
 def written(pid: int) -> int:
     """The bytes that a process wrote to anything."""
     said = Path(f"/proc/{pid}/io").read_text()
@@ -230,9 +219,7 @@ print(Path("/proc/self/io").read_text().partition("wchar:")[2].split()[0])
 def test_a_sort_would_go_to_files(settings: SqlSettings) -> None:
     """The control: what SQLite does unless it is told otherwise."""
     few = SORT.replace(R, FEW.replace("300000", "50000"))
-    command = [sys.executable, "-c", FILES, str(settings.connections["reads"].sqlite_path), few]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-
+    done = run_cold(sys.executable, "-c", FILES, str(settings.connections["reads"].sqlite_path), few, check=True)
     assert int(done.stdout) > 40_000_000
 
 
@@ -254,7 +241,6 @@ def test_values_and_names_are_bounded(settings: SqlSettings, query: str) -> None
 def test_a_process_that_dies_is_a_retryable_failure(settings: SqlSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql_process, "_PROGRAM", "import os; os.abort()")
     result = run(SqlQuery(settings), connection="reads", query="SELECT 1 AS a")
-
     assert result.error_code is ErrorCode.resource_unavailable
 
 
@@ -271,6 +257,5 @@ def test_a_process_knows_no_secret_of_the_worker(settings: SqlSettings, monkeypa
 def test_texts_that_are_no_utf8_are_failures_of_their_statement(settings: SqlSettings) -> None:
     refused = run(SqlQuery(settings), connection="reads", query="SELECT ? AS a", params=["\ud800"])
     unread = run(SqlQuery(settings), connection="reads", query="SELECT CAST(x'ff' AS TEXT) AS a")
-
     assert refused.error_code is ErrorCode.invalid_input
     assert unread.error_code is ErrorCode.execution_failed

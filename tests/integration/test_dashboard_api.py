@@ -15,18 +15,13 @@ from reefknot.console.dashboard import site
 from reefknot.console.dashboard.api_types import PREFIX
 from reefknot.policy.settings import load_settings
 from tests.security.site_client import Answered, ask, bearer, build, opened_site, stored_work
+from tests.security.test_dashboard_input import CONFIGURED
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.running import Commands
 
 pytestmark = pytest.mark.real_time
 
-CONFIGURED = """
-worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}
-sources:
-  notes: {connector: local_filesystem, path: ., every: 1h}
-schedules:
-  nightly: {cron: "0 3 * * *", assignment: {job: {type: own.step, payload: {}}}}
-"""
+V2 = "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}"
 MOVING = ("age_s", "due_in_s", "oldest_due_s", "at", "next_due", "looked_s", "heads_missing", "covered", "text")
 """Fields that tell the moment of the look, or that only one of the surfaces has."""
 UNSERVED = 1
@@ -36,7 +31,7 @@ UNSERVED = 1
 @pytest.fixture
 def rk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
     commands = Commands(tmp_path, monkeypatch, capsys)
-    commands.write(CONFIGURED)
+    commands.write(V2 + CONFIGURED)
     stored_work(commands.folder / ".reefknot" / "state.db")
     return commands
 
@@ -63,25 +58,16 @@ def without(value: Any, names: tuple[str, ...] = MOVING) -> Any:
 @pytest.mark.parametrize(
     ("words", "path"),
     [
-        ("job list", "/jobs"),
+        *(("job list", "/jobs"), ("job show held", "/jobs/held"), ("quarantine show held", "/quarantine/jobs/held")),
         ("job list --state quarantined --sort oldest --limit 1", "/jobs?state=quarantined&sort=oldest&limit=1"),
-        ("job show held", "/jobs/held"),
-        ("quarantine list", "/quarantine"),
-        ("quarantine list --reason crash", "/quarantine?reason=crash"),
-        ("quarantine stats", "/quarantine/stats"),
-        ("quarantine show held", "/quarantine/jobs/held"),
+        *(("quarantine list", "/quarantine"), ("quarantine list --reason crash", "/quarantine?reason=crash")),
+        *(("quarantine stats", "/quarantine/stats"), ("telemetry show", "/telemetry"), ("doctor", "/doctor")),
         ("policy list --kind block", "/policies?kind=block"),
         ("policy show block:http", "/policies/show?target=block:http"),
         ("policy explain --target block:http --status 429", "/policies/explain?target=block:http&status=429"),
         ("policy schedule block:http --seed 7", "/policies/waits?target=block:http&seed=7"),
-        ("schedule list", "/schedules"),
-        ("source list", "/sources"),
-        ("source show notes", "/sources/notes"),
-        ("telemetry show", "/telemetry"),
-        ("idempotency stats", "/idempotency/stats"),
-        ("audit verify", "/audit/verify"),
-        ("alert list", "/alerts"),
-        ("doctor", "/doctor"),
+        *(("schedule list", "/schedules"), ("source list", "/sources"), ("source show notes", "/sources/notes")),
+        *(("idempotency stats", "/idempotency/stats"), ("audit verify", "/audit/verify"), ("alert list", "/alerts")),
     ],
 )
 def test_an_answer_is_the_json_of_its_command(rk: Commands, words: str, path: str) -> None:
@@ -130,41 +116,33 @@ def test_a_job_is_submitted_once_and_conflicts_are_told(rk: Commands) -> None:
 def test_a_payload_is_edited_and_the_job_goes_on_as_its_next_version(rk: Commands) -> None:
     shown = api(rk, "GET", "/quarantine/jobs/held/payload")
     answered = api(rk, "POST", "/quarantine/jobs/held/edit", {"payload": {"path": "b.txt"}, "because": "wrong file"})
-
     assert shown.json["payload"]["path"] == "a.txt"
     assert (answered.status, answered.json["requeued"]) == (200, ["held~2"])
     assert api(rk, "GET", "/jobs/held~2").json["state"] == "pending"
 
 
+NOT_THERE = (
+    *("/jobs/unknown", "/jobs/held?tenant=other", "/quarantine/jobs/waiting", "/sources/unknown"),
+    *("/idempotency/keys/unknown", "/jobs/", "//jobs", "/jobs/retry/all"),
+)
+INVALID = (
+    *("/policies/show?target=connector:unknown", "/policies/explain?target=block:http&status=99", "/jobs?limit="),
+    *("/jobs?limit=1&limit=2", "/jobs?%ff=1", "/audit?after=x", "/jobs/%ff"),
+)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "kind"),
     [
-        ("GET", "/jobs/unknown", 404, "not_found"),
-        ("GET", "/jobs/held?tenant=other", 404, "not_found"),
-        ("GET", "/quarantine/jobs/waiting", 404, "not_found"),
-        ("GET", "/sources/unknown", 404, "not_found"),
-        ("GET", "/idempotency/keys/unknown", 404, "not_found"),
-        ("POST", "/schedules/unknown/run", 404, "not_found"),
-        ("POST", "/jobs/held/cancel", 409, "conflict"),
-        ("POST", "/workers/drain", 503, "unreachable"),
-        ("POST", "/workers/worker-1/pause", 503, "unreachable"),
-        ("GET", "/policies/show?target=connector:unknown", 400, "invalid"),
-        ("GET", "/policies/explain?target=block:http&status=99", 400, "invalid"),
-        ("GET", "/jobs?limit=1&limit=2", 400, "invalid"),
-        ("GET", "/jobs?limit=", 400, "invalid"),
-        ("GET", "/jobs?%ff=1", 400, "invalid"),
-        ("GET", "/audit?after=x", 400, "invalid"),
-        ("GET", "/jobs/%ff", 400, "invalid"),
-        ("GET", "/jobs/", 404, "not_found"),
-        ("GET", "//jobs", 404, "not_found"),
-        ("DELETE", "/jobs/held", 405, "wrong_method"),
-        ("GET", "/jobs/retry/all", 404, "not_found"),
-        ("PATCH", "/openapi.json", 404, "not_found"),
+        *(("GET", path, 404, "not_found") for path in NOT_THERE),
+        *(("GET", path, 400, "invalid") for path in INVALID),
+        *(("POST", "/schedules/unknown/run", 404, "not_found"), ("PATCH", "/openapi.json", 404, "not_found")),
+        *(("POST", "/jobs/held/cancel", 409, "conflict"), ("DELETE", "/jobs/held", 405, "wrong_method")),
+        *(("POST", f"/workers/{path}", 503, "unreachable") for path in ("drain", "worker-1/pause")),
     ],
 )
 def test_a_refusal_has_its_status_and_remedy(rk: Commands, method: str, path: str, status: int, kind: str) -> None:
     answered = api(rk, method, path)
-
     assert (answered.status, answered.json["error"]["kind"]) == (status, kind), answered.body
     assert answered.json["error"]["message"]
     assert ("retry-after" in answered.headers) is (status == 503)
@@ -204,16 +182,13 @@ async def test_an_action_on_a_locked_file_is_refused_soon(rk: Commands, monkeypa
 )
 def test_advice_names_a_parameter_as_a_url_spells_it(rk: Commands, path: str, advice: str) -> None:
     message = api(rk, "GET", path).json["error"]["message"]
-
     assert message.endswith(f"; {advice}")
     assert "--" not in message
 
 
 def test_a_worker_that_is_unknown_is_not_found(rk: Commands) -> None:
     work_items.reported_running(rk.folder / ".reefknot" / "state.db", "worker-1")
-
     answered = api(rk, "POST", "/workers/worker-9/pause", {"dry_run": True})
-
     assert (answered.status, answered.json["error"]["kind"]) == (404, "not_found")
     assert "'worker-9' is unknown; accepted: worker-1" in answered.json["error"]["message"]
     assert answered.json["error"]["accepted"] == "worker-1"

@@ -390,10 +390,8 @@ async def test_a_job_that_clients_take_out_of_a_path_is_named_in_the_query(tmp_p
 def test_only_a_store_that_is_gone_is_opened_anew(error: Exception, is_lost: bool) -> None:
     told: list[bool] = []
     site = Site(None, access=SiteAccess(), redactor=Redactor(()), on_lost=lambda: told.append(True))  # type: ignore[arg-type]
-
     site.loss = "the store sqlite:x is gone: check the disk"
     refusal = site.refusal(error)
-
     assert told == [True] * is_lost
     assert (refusal.message == site.loss) is is_lost
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from reefknot.console.nats_servers import NatsServer
 from tests.pace import slowness
+from tests.warm_commands import run_cold
 
 HEAD = """
 import asyncio, json, multiprocessing, os, signal, sys, threading
@@ -113,10 +113,7 @@ print(json.dumps(asyncio.run(main())))
 
 
 def told_by(script: str, url: str, *words: str) -> Any:
-    limit = 60 * slowness()
-    done = subprocess.run(
-        [sys.executable, "-c", script, url, *words], capture_output=True, text=True, timeout=limit, check=False
-    )
+    done = run_cold(sys.executable, "-c", script, url, *words, timeout=60 * slowness())
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -144,7 +141,6 @@ def test_a_sync_client_connects_again_in_every_child_and_its_parent_goes_on(url:
 
 def test_an_async_client_and_a_store_say_in_a_child_what_to_do(url: str) -> None:
     *refused, opened, parent = told_by(ASYNC, url)
-
     for text in refused:
         assert text.startswith("StoreUnavailableError"), text
         assert "opened before this process was forked" in text
@@ -169,7 +165,6 @@ with rk.connect_sync(url) as client:
 
 def test_a_plain_function_under_a_key_uses_the_store_that_its_client_has_in_the_child(url: str) -> None:
     (of_parent, of_child), is_own, first, by_child = told_by(GUARDED, url)
-
     assert (of_parent, of_child, is_own) == (first, True, True)
     assert not by_child, "the child has charged the second order"
 
@@ -202,14 +197,11 @@ print(json.dumps(asyncio.run(main())))
 
 def test_logs_in_files_and_documents_say_so_too_and_a_close_in_a_child_closes_nothing(tmp_path: Path) -> None:
     log, documents, *closed, parent = told_by(FILES, f"sqlite:{tmp_path / 'state.db'}")
-
     for text in (log, documents):
         assert "opened before this process was forked" in text
     assert closed == [None, None]
     assert parent == 0
 
-
-# ---- the locks of a file ---------------------------------------------------------------------------------------------
 
 LOCKS = (
     HEAD
@@ -250,7 +242,6 @@ print(json.dumps([*kept, used, client.job("a").status(), forked(lambda: memory.j
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="this system does not tell of locks")
 def test_a_child_has_locks_of_its_own_and_no_file_that_was_forked_in_the_middle_of_a_write(tmp_path: Path) -> None:
     parent, child, after, control, used, went_on, memory = told_by(LOCKS, f"sqlite:{tmp_path / 'state.db'}")
-
     assert (parent, child, after) == (True, True, True)
     assert control is False, "a child that keeps its parent's connections is not locked: others could remove the log"
     assert "this process is a fork of one that was using it" in used

@@ -117,9 +117,6 @@ def fill(server: GithubServer, *, files: int = 7, issues: int = 5, pulls: int = 
     server.tick(300)
 
 
-# ---- a first sync ----------------------------------------------------------------------------------------------------
-
-
 def test_files_issues_and_pull_requests_become_documents(server: GithubServer) -> None:
     write(server, docs__read="# Hello")
     server.add_issue(7, "It leaks", body="Water everywhere.")
@@ -147,9 +144,7 @@ def test_files_issues_and_pull_requests_become_documents(server: GithubServer) -
 
 def test_a_page_has_at_most_its_limit_and_the_cursor_is_small(server: GithubServer) -> None:
     fill(server, files=20, issues=10, pulls=10)
-
     kept = synced(server, limit=6)
-
     assert len(kept.documents) == 40
     assert max(len(page.documents) for page in kept.pages) == 6
     assert max(len(page.cursor) for page in kept.pages) < 1500
@@ -162,7 +157,6 @@ def test_a_page_has_at_most_its_limit_and_the_cursor_is_small(server: GithubServ
 )
 def test_hundreds_take_several_pages(server: GithubServer, kind: str, number: int, tick: float, requests: int) -> None:
     add_issues(server, number, tick=tick, is_pull=kind == "pull_requests")
-
     assert len(synced(server, content=[kind]).documents) == number
     assert 3 <= len(server.paths("/issues$|/pulls$")) <= requests
 
@@ -247,25 +241,19 @@ def test_another_branch_is_read_when_it_is_named(server: GithubServer) -> None:
     write(server, a="main")
     server.git.files = {"b.md": b"branch"}
     server.git.commit(branch="work/next", parent="")
-
     assert synced(server, content=["files"]).texts() == {"files/a.md": "main"}
     assert synced(server, content=["files"], branch="work/next").texts() == {"files/b.md": "branch"}
 
 
 def test_an_empty_repository_has_no_files(server: GithubServer) -> None:
     add_issues(server, 1)
-
     assert set(synced(server).ids()) == {"issues/1"}
 
 
 def test_a_repository_without_issues_still_has_pull_requests(server: GithubServer) -> None:
     server.has_issues = False
     add_issues(server, 1, is_pull=True)
-
     assert set(synced(server, content=["issues", "pull_requests"]).ids()) == {"pull_requests/1"}
-
-
-# ---- later syncs -----------------------------------------------------------------------------------------------------
 
 
 def test_an_unchanged_repository_costs_nothing_of_the_rate_limit(server: GithubServer) -> None:
@@ -336,7 +324,6 @@ def test_later_files_are_those_of_the_last_commit(server: GithubServer, before: 
     write(server, **before)
     kept = synced(server, content=["files"])
     replace(server, **after)
-
     assert synced(server, kept, content=["files"]).texts() == {f"files/{one}.md": after[one] for one in after}
 
 
@@ -393,9 +380,6 @@ def test_other_settings_are_applied_to_what_is_kept(server: GithubServer) -> Non
     assert not [location for location in kept.ids() if "folder2" in location]
     assert kept.texts()["files/big.md"] == "x" * 50
     assert len(server.paths("/git/blobs/")) == asked + 1, "what is kept was not fetched again"
-
-
-# ---- changes while a sync is under way -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
@@ -498,7 +482,6 @@ def test_a_pull_request_that_changes_between_pages_is_not_lost(server: GithubSer
     changing_at_the_second_page(server, "pulls", lambda: server.change_issue(5, title="Changed meanwhile"))
     kept = synced(server, content=["pull_requests"])
     synced(server, kept, content=["pull_requests"])
-
     assert len(kept.documents) == 130
     assert kept.texts()["pull_requests/5"] == "# Changed meanwhile"
 
@@ -508,13 +491,8 @@ def test_an_issue_that_changes_twice_in_a_second_is_read_twice(server: GithubSer
     kept = synced(server, content=["issues"])  # in the very second of the change
     server.change_issue(1, title="Second")
     server.tick(300)
-
     synced(server, kept, content=["issues"])
-
     assert kept.texts()["issues/1"] == "# Second"
-
-
-# ---- trees that GitHub does not list at once -------------------------------------------------------------------------
 
 
 def tree_files() -> dict[str, bytes]:
@@ -534,7 +512,6 @@ def deep(server: GithubServer) -> GithubServer:
 @pytest.mark.parametrize("limit", [100, 3])
 def test_a_truncated_tree_is_read_folder_by_folder(deep: GithubServer, limit: int) -> None:
     kept = synced(deep, content=["files"], limit=limit)
-
     assert kept.texts() == {f"files/{path}": path for path in tree_files()}
     assert kept.pages.locations == sorted(kept.pages.locations)
 
@@ -557,7 +534,6 @@ def test_renames_and_deletions_are_seen_in_a_truncated_tree(deep: GithubServer) 
 def test_a_folder_with_more_entries_than_github_lists_is_a_permanent_failure(server: GithubServer) -> None:
     write(server, a="a")
     server.on("/git/trees/", *[Reply(body=b'{"tree": [], "truncated": true}')] * 4)
-
     failure(server, "more entries than GitHub lists")
 
 
@@ -569,8 +545,6 @@ async def test_listings_beyond_the_bound_are_dropped(deep: GithubServer, monkeyp
             await one_page(source, kept, 3)
         assert sum(map(len, source._tree._listings.values())) <= 10
 
-
-# ---- failures --------------------------------------------------------------------------------------------------------
 
 READ_ACCESS = "read access to Contents, Issues and Pull requests"
 
@@ -595,7 +569,6 @@ def test_what_only_a_person_can_mend_is_permanent_and_says_what_to_do(
     fill(server)
     for name, value in of_server.items():
         setattr(server, name, value)
-
     failure(server, words, **settings)
 
 
@@ -640,20 +613,17 @@ ANSWERS: dict[str, tuple[Reply, FailureType, float | None]] = {
 def test_an_answer_that_cannot_be_used_is_a_failure_of_its_kind(server: GithubServer, name: str) -> None:
     reply, kind, seconds = ANSWERS[name]
     server.on("/repos/octo/demo$", reply)
-
     assert getattr(failure(server, kind=kind), "retry_after", None) == seconds
 
 
 def test_a_server_that_is_not_there_is_transient(server: GithubServer) -> None:
     server.close()
-
     failure(server, "cannot be reached", TRANSIENT)
 
 
 def test_a_body_that_never_ends_is_transient(server: GithubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(github_api, "WHOLE_S", 0.2)
     server.on("/repos/octo/demo$", Reply(body=b"x" * 100, drip=True))
-
     failure(server, "in time", TRANSIENT)
 
 
@@ -665,7 +635,6 @@ def test_an_answer_is_bounded_while_it_is_read(
     monkeypatch.setattr(github_api, "LARGEST_JSON", 5000)
     body = b" " * 10_000_000 + b"{}"
     server.on("/repos/octo/demo$", Reply(body=body, length=None if is_packed else len(body)))
-
     failure(server, "more than 5000 bytes")
 
 
@@ -725,9 +694,7 @@ def test_a_blob_that_fails_with_the_whole_server_is_no_item_failure(server: Gith
 def test_comments_that_fail_are_the_issue_s_own_failure(server: GithubServer, limit: int) -> None:
     fill(server, files=0, pulls=0)
     server.on("/issues/3/comments", *[refusal(451, "Blocked")] * 9)
-
     kept = synced(server, content=["issues"], limit=limit)
-
     assert list(kept.pages.failures) == ["issues/3"]
     assert len(kept.documents) == 4
 
@@ -737,13 +704,9 @@ def test_a_server_that_gives_another_etag_each_time_does_not_hide_a_failure(serv
     write(server, a="a")
     replies = [Reply(body=b'{"object": {"sha": "%s"}}' % (b"1" * 40), headers={"ETag": str(n)}) for n in range(20)]
     server.on("/git/ref/", *replies)
-
     with pytest.raises(SourceError, match="is not there any more"):
         synced(server, content=["files"])
     assert len(server.paths("/git/ref/")) < 10
-
-
-# ---- one item, and the test of a source ------------------------------------------------------------------------------
 
 
 async def test_one_item_is_fetched_by_itself(server: GithubServer) -> None:
@@ -774,9 +737,6 @@ async def test_the_test_of_a_source_tells_what_was_found(server: GithubServer) -
     server.rights.clear()
     with pytest.raises(SourceError, match="Pull requests"):
         await test(content=["pull_requests"])
-
-
-# ---- the token -------------------------------------------------------------------------------------------------------
 
 
 def test_the_token_stays_in(server: GithubServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -812,14 +772,12 @@ def test_a_temporary_redirect_within_the_server_is_followed(server: GithubServer
     """The control of the test above."""
     write(server, a="a")
     server.on("/repos/octo/demo$", Reply(307, b"{}", {"Location": "/repos/octo/demo?again"}))
-
     assert synced(server, token=CANARY, content=["files"]).texts() == {"files/a.md": "a"}
 
 
 def test_redirects_in_a_circle_end(server: GithubServer) -> None:
     there = Reply(302, b"{}", {"Location": "/repos/octo/demo"})
     server.on("/repos/octo/demo$", *[there] * 9)
-
     failure(server)
     assert len(server.requests) == 3
 
@@ -830,7 +788,6 @@ async def test_what_is_no_token_is_refused_before_it_is_sent(server: GithubServe
     source = GithubRepository(SourceContext("demo", given, Path("/"), lambda reference: token))
     with failing("store the token alone") as failed:
         await source.fetch(FetchRequest("", Kept()))
-
     assert not token or token not in str(failed.value)
     assert server.requests == []
 
@@ -839,20 +796,14 @@ def test_no_proxy_of_the_environment_is_used(server: GithubServer, monkeypatch: 
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     write(server, a="a")
-
     assert synced(server, content=["files"]).texts() == {"files/a.md": "a"}
-
-
-# ---- bounds of a page ------------------------------------------------------------------------------------------------
 
 
 def test_a_page_is_closed_when_it_has_taken_long(server: GithubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(server)
     whole = synced(server)
     monkeypatch.setattr(github_repository, "PAGE_S", 0.0)  # over before it began: each page gets on by one item
-
     kept = synced(server)
-
     assert kept.documents == whole.documents
     assert max(len(page.documents) for page in kept.pages) == 1
 
@@ -860,9 +811,7 @@ def test_a_page_is_closed_when_it_has_taken_long(server: GithubServer, monkeypat
 def test_a_page_is_closed_when_it_is_large(server: GithubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(github_repository, "LARGEST_PAGE", 10)
     write(server, **{f"file{n}": "12345678" for n in range(5)})
-
     kept = synced(server, content=["files"])
-
     assert max(len(page.documents) for page in kept.pages) == 2
     assert len(kept.documents) == 5
 
@@ -890,5 +839,4 @@ def test_the_change_between_pages_loses_an_issue_where_pages_are_numbered(
     add_issues(server, 150)
     changing_at_the_second_page(server, "issues", lambda: server.change_issue(1, title="Changed early"))
     monkeypatch.setattr(GithubRepository, "_issues", numbered_pages)
-
     assert "issues/101" not in synced(server, limit=1000, content=["issues"]).ids()

@@ -1,8 +1,7 @@
 """
-Real HTTP clients against a real server on this machine.
+Real HTTP clients against a real server on this machine; what they raise is understood by shape and name.
 
-What they raise is understood by shape and name: httpx2, requests, aiohttp and urllib, with the default judge and with
-`rk.http_errors`. The waits are virtual; nothing here waits but for a read that times out.
+The waits are virtual; nothing here waits but for a read that times out.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from tests.integration.stepping import Loopback, Reply, Seen
 READ_TIMEOUT = 10.0
 TLS = ssl.create_default_context()  # made once: it takes longer than everything else here
 Fetch = Callable[[str], str]
-Headers = Callable[[], dict[str, str]]
 
 
 class Server(Loopback):
@@ -151,11 +149,11 @@ def test_what_a_retry_does_not_help_ends_at_once(
 
 @both_judges
 @pytest.mark.parametrize(
-    ("status", "headers", "bounds"),
+    ("reply", "bounds"),
     [
-        (429, lambda: {"Retry-After": "40"}, (40, 41)),
-        (429, lambda: {"Retry-After": later(90)}, (89, 91)),
-        (403, lambda: {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(timing.wall()) + 60)}, (59, 61)),
+        ((429, lambda: {"Retry-After": "40"}), (40, 41)),
+        ((429, lambda: {"Retry-After": later(90)}), (89, 91)),
+        ((403, lambda: {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": str(int(timing.wall()) + 60)}), (59, 61)),
     ],
     ids=["seconds", "a date", "the reset of a spent rate limit"],
 )
@@ -164,10 +162,10 @@ def test_a_server_that_says_when_is_waited_for(
     on: Any,
     server: Server,
     virtual_time: VirtualClock,
-    status: int,
-    headers: Headers,
+    reply: Any,
     bounds: tuple[int, int],
 ) -> None:
+    status, headers = reply
     server.replies = [Reply(status, headers())]
     assert client(on=on)(server.url()) == "ok"
     assert [bounds[0] <= wait <= bounds[1] for wait in virtual_time.waits] == [True]

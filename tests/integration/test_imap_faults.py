@@ -149,13 +149,13 @@ async def test_closing_ends_a_fetch_that_is_under_way(delivered: Mailbox) -> Non
                 await late
 
 
-# ---- answers that Dovecot does not give ------------------------------------------------------------------------------
-
 Script = Callable[[str], bytes | None]
 """The answer to a command without its tag, with `TAG` in place of it; None: the usual answer."""
 
 HELLO = b"* OK hello\r\n"
 MAIL = message(1)
+ONLY = "INBOX;UIDVALIDITY=5/;UID=0000000001"
+"""The place of the only message."""
 USUAL: tuple[tuple[str, bytes], ...] = (
     ("CAPABILITY", b"* CAPABILITY IMAP4rev1 AUTH=PLAIN\r\nTAG OK done\r\n"),
     ("AUTHENTICATE", b"+ \r\n"),
@@ -275,11 +275,7 @@ async def test_the_scripted_server_is_read_when_it_behaves() -> None:
         ("UID SEARCH", b"TAG NO [INUSE] locked\r\n", FailureType.TRANSIENT),
         ("UID FETCH 1 (UID BODY", b"TAG NO [OVERQUOTA] bandwidth\r\n", FailureType.RATE_LIMITED),
         ("UID FETCH 1 (UID BODY", b"* 1 FETCH (UID 1 BODY[]<0> {10000000000}\r\nabc", FailureType.TRANSIENT),
-        (
-            "UID FETCH 1 (UID BODY",
-            b"* 1 FETCH (UID 1 BODY[]<0> {99999999999999999999999}\r\nabc",
-            FailureType.TRANSIENT,
-        ),
+        ("UID FETCH 1 (UID BODY", b"* 1 FETCH (UID 1 BODY[]<0> {%d}\r\nabc" % 10**23, FailureType.TRANSIENT),
         ("UID SEARCH", b"* SEARCH " + b"1" * 2_000_000, FailureType.TRANSIENT),
         ("UID SEARCH", (b"* OK " + b"x" * 1000 + b"\r\n") * 10_000, FailureType.TRANSIENT),
         ("LIST", b"* LIST " + b"(" * 10_000 + b"\r\nTAG OK done\r\n", FailureType.TRANSIENT),
@@ -316,18 +312,14 @@ async def test_an_announced_literal_is_not_read_before_its_size_is_known_to_be_r
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A folder's name of 100 kB is refused; the control with a larger limit reads it."""
-    script = answering(
-        "LIST", b'* LIST () "/" INBOX\r\n* LIST () "/" {100000}\r\n' + b"x" * 100_000 + b"\r\nTAG OK x\r\n"
-    )
-
+    two = b'* LIST () "/" INBOX\r\n* LIST () "/" {100000}\r\n'
+    script = answering("LIST", two + b"x" * 100_000 + b"\r\nTAG OK x\r\n")
     assert "more than was asked for" in str(await failure(script))
     command = ImapConnection._command
     defaults = {**(command.__kwdefaults__ or {}), "literal": 1_000_000}
     monkeypatch.setattr(command, "__kwdefaults__", defaults)
     assert (await outcome(script)).titles == ["Message 1"]
 
-
-# ---- injection -------------------------------------------------------------------------------------------------------
 
 INJECTED = b"x\r\nr9 DELETE INBOX"
 
@@ -336,7 +328,6 @@ async def test_the_name_of_a_folder_cannot_become_a_command(monkeypatch: pytest.
     """The server names a folder with a line break in it, and hopes that the name comes back."""
     answer = b'* LIST () "/" INBOX\r\n* LIST () "/" {%d}\r\n%b\r\nTAG OK x\r\n' % (len(INJECTED), INJECTED)
     script = answering("LIST", answer)
-
     assert not any("DELETE" in line for line in (await outcome(script)).heard)
     monkeypatch.setattr(imap_protocol, "_UNSAFE", re.compile(rb"(?!)"))  # the control: nothing is unsafe
     assert any(line.startswith("r9 DELETE") for line in (await outcome(script)).heard)
@@ -367,15 +358,10 @@ async def test_a_server_that_offers_no_starttls_never_hears_the_password() -> No
 
 async def test_messages_that_were_not_asked_for_and_lies_about_sizes_do_no_harm() -> None:
     long = b"Subject: Message 1\r\n\r\n" + b"x" * 100_000
-    answers = (
-        b"* 9 FETCH (UID 77 BODY[]<0> {3}\r\nabc)\r\n* 1 FETCH (FLAGS ())\r\n* 1 FETCH (UID 1 BODY[]<0> {%d}\r\n%b)\r\n"
-    )
-    script = answering("UID FETCH 1 (UID BODY", answers % (len(long), long) + b"TAG OK done\r\n")
-
+    unasked = b"* 9 FETCH (UID 77 BODY[]<0> {3}\r\nabc)\r\n* 1 FETCH (FLAGS ())\r\n"
+    asked = b"* 1 FETCH (UID 1 BODY[]<0> {%d}\r\n%b)\r\nTAG OK done\r\n" % (len(long), long)
+    script = answering("UID FETCH 1 (UID BODY", unasked + asked)
     assert (await outcome(script)).titles == ["Message 1"]
-
-
-# ---- a mailbox that does not add up ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("next_uid", [10**15, 2**32 - 1, 2**31])
@@ -383,7 +369,6 @@ async def test_a_next_uid_far_away_costs_one_search(next_uid: int) -> None:
     """By windows of 50,000 it would be 86,000 searches, or without an end."""
     opened = b"* 1 EXISTS\r\n* OK [UIDVALIDITY 5] x\r\n* OK [UIDNEXT %d] x\r\nTAG OK done\r\n" % next_uid
     found = await outcome(answering("EXAMINE", opened))
-
     assert found.titles == ["Message 1"]
     assert len(found.searches) <= 3, found
 
@@ -391,12 +376,12 @@ async def test_a_next_uid_far_away_costs_one_search(next_uid: int) -> None:
 async def test_uids_that_are_far_apart_are_found_at_once() -> None:
     """The last message of a folder has the largest UID there is."""
     last = 2**32 - 1
+    body = b"* 1 FETCH (UID %d BODY[]<0> {%d}\r\n%b)\r\nTAG OK x\r\n" % (last, len(MAIL), MAIL)
     answers = {
         "EXAMINE": b"* 1 EXISTS\r\n* OK [UIDVALIDITY 5] x\r\nTAG OK done\r\n",
         "UID SEARCH": b"* SEARCH %d\r\nTAG OK done\r\n" % last,
         f"UID FETCH {last} (UID RFC822": b"* 1 FETCH (UID %d RFC822.SIZE %d)\r\nTAG OK x\r\n" % (last, len(MAIL)),
-        f"UID FETCH {last} (UID BODY": b"* 1 FETCH (UID %d BODY[]<0> {%d}\r\n%b)\r\nTAG OK x\r\n"
-        % (last, len(MAIL), MAIL),
+        f"UID FETCH {last} (UID BODY": body,
     }
     found = await outcome(lambda command: next((answers[one] for one in answers if command.startswith(one)), None))
 
@@ -417,11 +402,8 @@ async def test_a_message_that_is_listed_and_not_handed_out_is_remembered(start: 
         return script(command)
 
     withheld, gone = (await outcome(script)).pages.failures, (await outcome(deleted)).pages.failures
-
-    assert {place: str(error) for place, error in withheld.items()} == {
-        "INBOX;UIDVALIDITY=5/;UID=0000000001": "the server lists this message and does not hand it out"
-    }
-    assert gone == {}
+    told = {ONLY: "the server lists this message and does not hand it out"}
+    assert ({place: str(error) for place, error in withheld.items()}, gone) == (told, {})
 
 
 async def test_an_item_that_is_withheld_or_breaks_the_connection_is_no_deleted_one() -> None:
@@ -431,7 +413,7 @@ async def test_an_item_that_is_withheld_or_breaks_the_connection_is_no_deleted_o
         async with scripted(script) as server:
             source = source_at(server.port)
             try:
-                found = await source.fetch_item("INBOX;UIDVALIDITY=5/;UID=0000000001", MemorySink())
+                found = await source.fetch_item(ONLY, MemorySink())
             except SourceError as error:
                 return f"{error.failure_type.value}: {error}"
             finally:

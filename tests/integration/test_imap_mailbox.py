@@ -146,7 +146,6 @@ async def test_as_many_deliveries_as_deletions_do_not_hide_them(mailbox: Mailbox
     files[3].unlink()
     files[4].unlink()
     mailbox.deliver(message(100), message(101))
-
     assert len((await synced(mailbox, sink)).deleted) == 2
 
 
@@ -168,7 +167,6 @@ async def test_a_renamed_folder_keeps_its_documents(mailbox: Mailbox, sink: Memo
     await kept(mailbox, sink, 20, folder=old)
     before = sink.ids_by_title()
     mailbox.path(old).rename(mailbox.path(new))
-
     assert (await synced(mailbox, sink)).deleted == []
     assert (sink.ids_by_title(), folders_of(sink)) == (before, {new})
 
@@ -178,12 +176,8 @@ async def test_the_documents_of_a_deleted_folder_are_deleted(mailbox: Mailbox, s
         mailbox.deliver(message(number), folder=folder)
     await synced(mailbox, sink)
     mailbox.drop("Old")
-
     assert len((await synced(mailbox, sink)).deleted) == 1
     assert sink.titles() == titles((0, 2))
-
-
-# ---- new numbers -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_control", [False, True], ids=["", "control: without the look for the old ids"])
@@ -227,9 +221,6 @@ async def test_uidvalidity_may_change_during_a_sync(mailbox: Mailbox, sink: Memo
     await synced(mailbox, sink, limit=10)
 
     assert sink.titles() == titles(range(60))
-
-
-# ---- pages and cursors -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_control", [False, True], ids=["", "control: the cursor is ahead of its documents"])
@@ -309,9 +300,6 @@ async def test_a_cursor_of_somebody_else_is_refused(mailbox: Mailbox, sink: Memo
         await connector(mailbox).fetch(FetchRequest("nonsense", sink))
 
 
-# ---- large and broken messages ---------------------------------------------------------------------------------------
-
-
 async def test_large_messages_come_in_chunks_and_larger_ones_by_headers(mailbox: Mailbox, sink: MemorySink) -> None:
     words = "words and more\r\n" * 100_000
     mailbox.deliver(message(1), message(2, text=words), message(3, text=words * 2), message(4))
@@ -361,8 +349,6 @@ async def test_a_refused_message_becomes_a_failure_and_the_others_are_kept(
     assert document.title == "Message 3"
 
 
-# ---- folders ---------------------------------------------------------------------------------------------------------
-
 QUOTED = 'with "quotes" and \\'
 NAMES = ["INBOX", "Entwürfe & mehr", QUOTED, "日本語/Unterordner", "line\nbreak", "Trash", "Junk", "Drafts"]
 
@@ -387,14 +373,12 @@ async def test_folders_are_chosen_by_their_names_and_their_use(
     mailbox: Mailbox, sink: MemorySink, settings: dict[str, Any], numbers: list[int]
 ) -> None:
     await synced(filled(mailbox), sink, **settings)
-
     assert sink.titles() == titles(numbers)
 
 
 async def test_the_documents_of_a_folder_that_is_left_out_now_are_deleted(mailbox: Mailbox, sink: MemorySink) -> None:
     await synced(filled(mailbox), sink)
     await synced(mailbox, sink, folders=["INBOX"])
-
     assert sink.titles() == ["Message 0"]
 
 
@@ -403,7 +387,6 @@ async def test_only_messages_since_a_date_are_read(mailbox: Mailbox, sink: Memor
     os.utime(old, (1_600_000_000, 1_600_000_000))
     await synced(mailbox, sink, since="2022-01-01")
     assert sink.titles() == titles([2])
-
     await synced(mailbox, sink)  # without a date the old one is read, too
     assert sink.titles() == titles([1, 2])
 
@@ -420,9 +403,6 @@ async def test_excess_folders_are_refused(mailbox: Mailbox, sink: MemorySink, mo
         await synced(filled(mailbox), sink)
 
 
-# ---- logging in ------------------------------------------------------------------------------------------------------
-
-
 def settings(server: ImapServer, user: str, tls: str, **more: object) -> dict[str, object]:
     port = server.tls_port if tls == "implicit" else server.port
     return {"host": "localhost", "port": port, "tls": tls, "tls_ca": "localhost.pem", "user": user, **more}
@@ -432,7 +412,6 @@ def settings(server: ImapServer, user: str, tls: str, **more: object) -> dict[st
 async def test_a_mailbox_is_read_over_tls(mailbox: Mailbox, sink: MemorySink, tls: str) -> None:
     mailbox.deliver(*map(message, range(300)), message(300, text="words " * 500_000))
     await sync(made(settings(mailbox.server, mailbox.user, tls)), sink)
-
     assert len(sink.documents) == 301
 
 
@@ -483,7 +462,6 @@ async def test_too_many_connections_cool_the_source(sink: MemorySink) -> None:
 
 async def test_a_test_of_the_source_tells_the_folders_and_reads_nothing(mailbox: Mailbox) -> None:
     told = await connector(filled(mailbox)).test()
-
     assert f"logged in as {mailbox.user}; folders to read: " in told
     assert "INBOX" in told
     assert "\n" not in told
@@ -521,8 +499,6 @@ def test_the_server_of_the_tests_leaves_nothing_behind() -> None:
         assert folder.exists()
     assert not folder.exists()
 
-
-# ---- many moves ------------------------------------------------------------------------------------------------------
 
 MOVED = 300
 

@@ -24,7 +24,7 @@ from reefknot.core.redaction import Redactor
 from reefknot.policy.settings import load_settings
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.opening import open_store
-from tests.warm_commands import run_warm
+from tests.warm_commands import run_cold, run_warm
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "verify_chain.py"
@@ -71,15 +71,7 @@ class Shell:
         return {**os.environ, "XDG_CONFIG_HOME": str(self.folder), "COLUMNS": "160"}
 
     def run(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, *words],
-            cwd=cwd or self.folder,
-            env=self._environ,
-            capture_output=True,
-            text=True,
-            timeout=LONG_S,
-            check=False,
-        )
+        return run_cold(sys.executable, *words, cwd=cwd or self.folder, env=self._environ, timeout=LONG_S)
 
     def write(self, *numbers: int) -> None:
         for number in numbers:

@@ -92,10 +92,9 @@ class TestAdmission:
     RULES = SubmissionRules(size=10)
 
     async def _submit(self, one: JetStreamStore, other: JetStreamStore) -> int:
+        bounded, fields = Enqueue(rules=self.RULES), {"resource_class": "router", "pool": "cpu"}
         arrivals = [
-            store.work.enqueue(
-                [item(f"{name}{number}", resource_class="router", pool="cpu")], Enqueue(rules=self.RULES)
-            )
+            store.work.enqueue([item(f"{name}{number}", **fields)], bounded)
             for number in range(20)
             for name, store in (("a", one), ("b", other))
         ]

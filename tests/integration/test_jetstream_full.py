@@ -1,7 +1,7 @@
 """
-A store on NATS that is full: a change that does not fit is refused as a whole, and nothing of it is stored.
+A store on NATS that is full: a change that does not fit is refused as a whole, by a bound of the stream itself.
 
-A bound of the stream itself does that. The limits of an account or a server do not: the control shows what they leave.
+The limits of an account or a server do not do that: the control shows what they leave.
 """
 
 from __future__ import annotations

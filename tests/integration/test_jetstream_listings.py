@@ -11,7 +11,7 @@ import pytest
 
 from reefknot.console.nats_servers import NatsServer
 from reefknot.queue.model.work import Quarantine, WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import ALL, Settlement, WorkClaim
+from reefknot.queue.port.work_queue import EVERYTHING, Settlement, WorkClaim
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream import JetStreamStore, reads, work
@@ -128,7 +128,7 @@ async def test_requeued_work_is_counted_once_a_moment_later(store: JetStreamStor
     (item,) = await store.work.claim(1, WorkClaim(owner="w", classes=["io"]))
     await store.work.settle([Settlement("a", "w", item.fence, Quarantine("bad"))])
     assert (await store.work.snapshot()).counts == {"io": {WorkState.QUARANTINED: 1}}
-    await store.quarantine.requeue(ALL, who="me")
+    await store.quarantine.requeue(EVERYTHING, who="me")
     async with asyncio.timeout(20):
         while (await store.work.snapshot()).counts != {"io": {WorkState.PENDING: 1}}:  # noqa: ASYNC110 - the server's
             await asyncio.sleep(0.1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,16 +18,10 @@ import pytest
 from psycopg.rows import dict_row
 
 import reefknot as rk
-from reefknot.errors import (
-    IdempotencyError,
-    KeyConflictError,
-    KeyInProgressError,
-    ParameterTypeError,
-    StoreUnavailableError,
-    StoreVersionError,
-)
 from reefknot.idempotency.ledger import ledger
 from tests.integration.postgres import Server
+from tests.unit.idempotency.test_ledger_sqlite import pay, write_and_fail
+from tests.warm_commands import run_cold
 
 pytestmark = pytest.mark.real_time
 
@@ -58,16 +51,6 @@ def count(dsn: str) -> tuple[int, int]:
     return int(effects), int(records)
 
 
-def pay(conn: psycopg.Connection[Any], key: str = "a", *, amount: int = 20, wait: float = 10.0) -> Any:
-    """What a caller writes."""
-    with ledger(conn, wait=wait).once(key) as claim:
-        if claim.done:
-            return claim.result
-        conn.execute("INSERT INTO effect VALUES (1)")
-        claim.result = {"paid": amount}
-    return claim.result
-
-
 async def apay(conn: psycopg.AsyncConnection[Any], key: str = "a", *, wait: float = 10.0) -> Any:
     async with ledger(conn, wait=wait).once(key) as claim:
         if claim.done:
@@ -77,25 +60,14 @@ async def apay(conn: psycopg.AsyncConnection[Any], key: str = "a", *, wait: floa
     return claim.result
 
 
-def write_and_fail(conn: psycopg.Connection[Any], key: str = "a") -> None:
-    with ledger(conn).once(key):
-        conn.execute("INSERT INTO effect VALUES (1)")
-        raise ZeroDivisionError
-
-
 def somebody_waits_for_a_lock(dsn: str) -> bool:
     """Looks until it is so, for ten seconds at most."""
     until = time.monotonic() + 10
+    waiting = b"SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     with psycopg.connect(dsn, autocommit=True) as conn:
-        while time.monotonic() < until:
-            if conn.execute(
-                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-            ).fetchone():
-                return True
-    return False
-
-
-# ---- one block -------------------------------------------------------------------------------------------------------
+        while not (found := conn.execute(waiting).fetchone()) and time.monotonic() < until:
+            pass
+    return found is not None
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
@@ -119,7 +91,7 @@ async def test_an_async_connection_does_the_same(dsn: str) -> None:
 
 async def test_an_async_connection_in_a_plain_with_is_refused(dsn: str) -> None:
     async with await psycopg.AsyncConnection.connect(dsn) as conn:
-        with pytest.raises(ParameterTypeError, match="async with"):
+        with pytest.raises(rk.ParameterTypeError, match="async with"):
             ledger(conn).once("a").__enter__()
 
 
@@ -166,14 +138,11 @@ def test_the_callers_own_statement_timeout_is_in_force_inside_and_after(dsn: str
         assert conn.execute("SHOW statement_timeout").fetchone() == ("7s",)
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
-
-
 def test_a_key_with_another_fingerprint_is_refused_with_both(dsn: str) -> None:
     with psycopg.connect(dsn) as conn:
         with ledger(conn).once("a", fingerprint="f1"):
             pass
-        with pytest.raises(KeyConflictError) as caught:
+        with pytest.raises(rk.KeyConflictError) as caught:
             ledger(conn).once("a", fingerprint="f2").__enter__()
         assert (caught.value.recorded, caught.value.given) == ("f1", "f2")
         assert conn.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
@@ -194,7 +163,7 @@ def test_a_commit_inside_of_the_block_is_refused_by_the_driver_and_undone(dsn: s
 
 
 def test_a_commit_as_a_statement_is_told(dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as conn, pytest.raises(IdempotencyError, match="ended its own"):
+    with psycopg.connect(dsn, autocommit=True) as conn, pytest.raises(rk.IdempotencyError, match="ended its own"):
         commit_inside(conn, lambda: conn.execute("COMMIT"))
 
 
@@ -202,14 +171,14 @@ def test_a_failed_transaction_is_not_joined(dsn: str) -> None:
     with psycopg.connect(dsn) as conn:
         with pytest.raises(psycopg.errors.UndefinedTable):
             conn.execute("SELECT * FROM nothing_here")
-        with pytest.raises(IdempotencyError, match="roll it back"):
+        with pytest.raises(rk.IdempotencyError, match="roll it back"):
             pay(conn)
         conn.rollback()
         assert pay(conn) == {"paid": 20}
 
 
 def test_a_table_of_another_shape_is_named(dsn: str) -> None:
-    with psycopg.connect(dsn) as conn, pytest.raises(StoreVersionError, match="not a ledger"):
+    with psycopg.connect(dsn) as conn, pytest.raises(rk.StoreVersionError, match="not a ledger"):
         ledger(conn, table="effect").once("a").__enter__()
 
 
@@ -217,7 +186,7 @@ def test_a_role_that_may_not_write_is_named(dsn: str) -> None:
     with psycopg.connect(dsn) as conn:
         pay(conn)
         conn.read_only = True
-        with pytest.raises(StoreUnavailableError, match="may not be written"):
+        with pytest.raises(rk.StoreUnavailableError, match="may not be written"):
             pay(conn, "b")
 
 
@@ -227,14 +196,11 @@ def test_a_connection_that_is_cut_is_named_and_the_key_runs_on_another(dsn: str)
         block.__enter__()
         one.execute("INSERT INTO effect VALUES (1)")
         two.execute("SELECT pg_terminate_backend(%s, 5000)", (one.info.backend_pid,))
-        with pytest.raises(StoreUnavailableError, match="whether it was committed is not known"):
+        with pytest.raises(rk.StoreUnavailableError, match="whether it was committed is not known"):
             block.__exit__(None, None, None)
         assert pay(two) == {"paid": 20}
         one.close()
     assert count(dsn) == (1, 1)
-
-
-# ---- two at once -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table_is_there", [True, False])
@@ -265,10 +231,10 @@ def test_a_wait_is_bounded_and_a_joined_transaction_survives_it(dsn: str, wait: 
     with psycopg.connect(dsn) as one, psycopg.connect(dsn) as two:
         pay(one, "makes the table")
         with ledger(one).once("a"):
-            with pytest.raises(KeyInProgressError, match="another transaction"):
+            with pytest.raises(rk.KeyInProgressError, match="another transaction"):
                 pay(two, wait=wait)
             two.execute("INSERT INTO effect VALUES (2)")
-            with pytest.raises(KeyInProgressError):
+            with pytest.raises(rk.KeyInProgressError):
                 pay(two, wait=wait)
             two.commit()
     assert count(dsn) == (2, 2)
@@ -334,9 +300,7 @@ def test_sixteen_callers_of_each_key_have_one_effect_each(dsn: str) -> None:
     """The table is not there yet: making it is part of the race."""
     keys = [f"key-{n}" for n in range(8)]
     answers: list[Any] = []
-
     race(dsn, 16, lambda conn: answers.extend(pay(conn, key) for key in keys))
-
     assert count(dsn) == (len(keys), len(keys))
     assert answers == [{"paid": 20}] * 16 * len(keys)
 
@@ -357,24 +321,14 @@ def test_control_callers_that_look_and_then_act_have_two_effects(dsn: str) -> No
     assert count(dsn)[0] == 1 + 2
 
 
-# ---- death -----------------------------------------------------------------------------------------------------------
-
-
 def die_everywhere(variant: str, dsn: str) -> list[tuple[int, int]]:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(DYING), variant, "postgres", dsn],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_cold(sys.executable, "-W", "error", DYING, variant, "postgres", dsn)
     assert done.returncode == 0, done.stderr
     return [(effects, records) for effects, records in json.loads(done.stdout)]
 
 
 def test_killed_at_any_exchange_and_restarted_there_is_one_effect_and_one_record(dsn: str) -> None:
     counts = die_everywhere("txn", dsn)
-
     assert len(counts) >= 8
     assert set(counts) == {(1, 1)}
 
@@ -384,5 +338,4 @@ def test_control_a_record_outside_of_the_transaction_doubles_or_loses_the_effect
     dsn: str, variant: str, wrong: int
 ) -> None:
     counts = die_everywhere(variant, dsn)
-
     assert wrong in {effects for effects, _ in counts}

@@ -94,15 +94,8 @@ async def _inspect(path: Path) -> None:
 def _race(path: Path, variant: str) -> list[dict[str, Any]]:
     """Eight processes start together and run until nothing is left. What each of them did."""
     asyncio.run(_fill(path))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(path), f"w{number}", str(RACED_KEYS), variant],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(PROCESSES)
-    ]
+    lines = [[sys.executable, "-c", WORKER, str(path), f"w{n}", str(RACED_KEYS), variant] for n in range(PROCESSES)]
+    processes = [subprocess.Popen(one, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for one in lines]
     try:
         for process in processes:
             assert process.stdout is not None

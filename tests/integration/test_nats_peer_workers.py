@@ -1,8 +1,7 @@
 """
 Workers that know only the documents, against a router of ours on NATS.
 
-One that never sends a heartbeat hears assignments on the shared subject; one that does, on its own. They acknowledge
-and answer in JSON, with and without the fields of v2.
+One that never sends a heartbeat hears assignments on the shared subject; one that does, on its own.
 """
 
 from __future__ import annotations
@@ -204,8 +203,6 @@ def test_a_cancellation_reaches_the_worker_in_the_documents_fields(folder: Folde
     assert (ended["result"]["status"], ended["result"]["error_code"]) == ("cancelled", "CANCELLED_BY_USER")
     assert (ended["state"], ended["reason"]) == ("cancelled", "enough")
 
-
-# ---- one message, whatever carries it --------------------------------------------------------------------------------
 
 WHOLE = {
     "tenant_id": "acme",

@@ -1,8 +1,4 @@
-"""
-The transport on a real NATS server: what goes over the wire, what a lost connection does, and the shared stream.
-
-A peer that knows only the documented subjects is nats-py itself.
-"""
+"""The transport on a real NATS server: the wire, a lost connection, the shared stream, and nats-py as a peer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """
 A wait for a result ends within about a second of the result, whatever gets lost on the way.
 
-Each engine runs with every wake-up dropped, as if no change were ever announced. What is known to lose one on NATS has
-a story of its own. The control sleeps through it: a wait without its look every second.
+Each engine runs with every wake-up dropped. The control sleeps through it: a wait without its look every second.
 """
 
 from __future__ import annotations
@@ -143,10 +142,7 @@ class TestWhatLosesAWakeUpOnNats:
     async def test_a_tombstone_of_a_record_that_was_never_mirrored_wakes_its_waiter(
         self, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer
     ) -> None:
-        """
-        The server keeps one message a subject: where records end faster than a process reads, the tombstone is all that
-        it ever hears of one.
-        """
+        """Where records end faster than a process reads, the tombstone is all that it ever hears of one."""
         sleep_on(monkeypatch)
         apply_work = State._apply_work
 

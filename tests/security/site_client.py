@@ -68,19 +68,11 @@ def bearer(token: str = OPERATOR) -> tuple[str, str]:
 def request_scope(method: str, target: str, headers: Headers) -> dict[str, Any]:
     """A request as a server hands it to an application."""
     path, _, query = target.partition("?")
-    return {
-        "type": "http",
-        "method": method,
-        "path": unquote(path, errors="surrogateescape"),
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in headers],
-        "client": ("127.0.0.1", 50000),
-        "server": ("127.0.0.1", PORT),
-        "scheme": "http",
-        "http_version": "1.1",
-        "root_path": "",
-    }
+    fixed: dict[str, Any] = {"type": "http", "scheme": "http", "http_version": "1.1", "root_path": ""}
+    ends = {"client": ("127.0.0.1", 50000), "server": ("127.0.0.1", PORT)}
+    address = {"path": unquote(path, errors="surrogateescape"), "raw_path": path.encode()}
+    encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
+    return fixed | ends | address | {"method": method, "query_string": query.encode(), "headers": encoded}
 
 
 async def ask(

@@ -85,7 +85,6 @@ def fetched(url: str, most: int = MEGABYTE) -> tuple[StepResult, int]:
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_quickly_and_in_little_memory(server: Loopback, name: str) -> None:
     result, memory = within(LONGEST, lambda: fetched(server.url(f"/{list(BOMBS).index(name)}")))
-
     assert result.error_code is ErrorCode.execution_failed, result.error_message
     assert memory < LARGEST_MEMORY
 
@@ -94,7 +93,6 @@ def test_a_bomb_is_refused_quickly_and_in_little_memory(server: Loopback, name: 
 def test_a_generous_limit_is_no_way_around_the_ratio(server: Loopback, name: str) -> None:
     url = server.url(f"/{list(BOMBS).index(name)}")
     result, memory = within(LONGEST, lambda: fetched(url, 64 * MEGABYTE))
-
     assert result.error_code is ErrorCode.execution_failed
     assert "100-fold" in result.error_message
     assert memory < LARGEST_MEMORY
@@ -116,5 +114,4 @@ def test_an_ordinary_answer_is_not_taken_for_a_bomb() -> None:
     body = b"".join(b'{"id": %d, "name": "somebody", "tags": ["a", "b"]}\n' % number for number in range(10_000))
     with Loopback(lambda seen: Reply(200, {"Content-Encoding": "gzip"}, gzip.compress(body, 9))) as running:
         result, _ = fetched(running.url())
-
     assert result.outputs["body"].encode() == body

@@ -46,9 +46,6 @@ def settings(path: Path) -> Settings:
     return load_settings(str(path.parent / "reefknot.yaml"), environ={}, cwd=path.parent)
 
 
-# ---- looks change nothing --------------------------------------------------------------------------------------------
-
-
 def dump(path: Path) -> dict[str, list[Any]]:
     """Every row of every table."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
@@ -126,8 +123,6 @@ def test_a_look_that_cancels_would_be_seen(path: Path, monkeypatch: pytest.Monke
 
     assert dump(path) != before
 
-
-# ---- hostile texts ---------------------------------------------------------------------------------------------------
 
 _MARKUP = (
     *("<script>alert(1)</script>", '"><script>alert(1)</script>', "'><img src=x onerror=alert(1)>"),
@@ -242,7 +237,6 @@ NO_UTF8 = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be
 @pytest.mark.real_time
 async def test_a_wrong_body_is_refused_by_the_name_of_its_field(body: bytes, named: str, site: Site) -> None:
     answered = await ask(build(site), "POST", f"{PREFIX}/quarantine/requeue", AS_JSON, body)
-
     assert answered.status == 400
     assert named in answered.json["error"]["message"]
     assert answered.json["error"]["kind"] == "invalid"
@@ -253,7 +247,6 @@ async def test_a_wrong_body_is_refused_by_the_name_of_its_field(body: bytes, nam
 async def test_no_action_on_the_quarantine_takes_a_page_and_then_all_jobs(verb: str, site: Site) -> None:
     body = b'{"type": "own.step", "all": true, "limit": 1, "because": "x"}'
     answered = await ask(build(site), "POST", f"{PREFIX}/quarantine/{verb}", AS_JSON, body)
-
     assert (answered.status, answered.json["error"]["parameter"]) == (400, "limit")
     assert (await site.store.quarantine.stats()).total == 2
 
@@ -278,7 +271,6 @@ _HALF = "\ud800"
 async def test_what_cannot_be_stored_is_refused_with_the_place(place: str, fields: dict[str, Any], site: Site) -> None:
     body = json.dumps(fields).replace("Infinity", "1e400").encode()
     answered = await ask(build(site), "POST", f"{PREFIX}/jobs", AS_JSON, body)
-
     assert (answered.status, answered.json["error"]["parameter"]) == (400, place)
 
 
@@ -286,7 +278,6 @@ async def test_what_cannot_be_stored_is_refused_with_the_place(place: str, field
 async def test_ids_with_slashes_blanks_and_other_letters_are_found(site: Site) -> None:
     app, ids = build(site), ("with/slash", "ümlaut ☃", "held too")
     answered = [await ask(app, "GET", f"{PREFIX}/jobs/{quote(one, safe='')}", [bearer()]) for one in ids]
-
     assert [(one.status, one.json["id"]) for one in answered] == [(200, one) for one in ids]
 
 

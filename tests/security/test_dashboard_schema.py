@@ -13,11 +13,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
+from schemathesis.specs.openapi import checks
 
 from reefknot.app.system import running_system
 from reefknot.console.dashboard.api_routes import ROUTES
@@ -28,16 +24,14 @@ from reefknot.console.dashboard.site import Site
 from reefknot.console.operations import jobs, systems
 from reefknot.core.redaction import Redactor
 from reefknot.policy.settings import load_settings
+from tests.security.test_dashboard_input import CONFIGURED
 
-CONFIGURED = """
-sources:
-  notes: {connector: local_filesystem, path: .}
-schedules:
-  nightly: {cron: "0 3 * * *", assignment: {job: {type: own.step, payload: {}}}}
-"""
 STARTING_S = 60
 EXAMPLES = 8
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+CHECKS = [
+    *(not_a_server_error, checks.status_code_conformance),
+    *(checks.content_type_conformance, checks.response_schema_conformance),
+]
 
 
 class Api(NamedTuple):
@@ -109,21 +103,19 @@ OPERATIONS = operations(openapi_document())
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_every_operation_answers_as_the_document_says(name: str, served: Api) -> None:
-    headers = {"Authorization": f"Bearer {served.token}"}
+    same: dict[str, Any] = {"deadline": None, "derandomize": True, "database": None, "phases": [Phase.generate]}
 
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), **same)
     @given(case=OPERATIONS[name].as_strategy())
     def check(case: Any) -> None:
-        case.call_and_validate(base_url=f"{served.url}{PREFIX}", headers=headers, checks=CHECKS)
+        validate(case, served)
 
     check()
+
+
+def validate(case: Any, served: Api) -> None:
+    headers = {"Authorization": f"Bearer {served.token}"}
+    case.call_and_validate(base_url=f"{served.url}{PREFIX}", headers=headers, checks=CHECKS)
 
 
 def test_an_answer_that_the_document_does_not_know_would_be_seen(served: Api) -> None:
@@ -132,11 +124,8 @@ def test_an_answer_that_the_document_does_not_know_would_be_seen(served: Api) ->
     schema = document["paths"]["/jobs"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
     schema["required"].append("no_such_field")
     case = operations(document)["list_jobs"].Case(query={})
-
     with pytest.raises(BaseExceptionGroup):
-        case.call_and_validate(
-            base_url=f"{served.url}{PREFIX}", headers={"Authorization": f"Bearer {served.token}"}, checks=CHECKS
-        )
+        validate(case, served)
 
 
 def test_the_document_has_every_route_once_and_is_json() -> None:

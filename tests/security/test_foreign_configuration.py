@@ -40,7 +40,6 @@ class TestOwner:
     def test_a_file_of_another_user_above_is_refused_with_what_to_do(self, below: Path) -> None:
         os.chown(below.parent / "reefknot.yaml", STRANGER, -1)
         ended = reefknot(below, "config", "show")
-
         assert ended.returncode == 78
         assert f"reefknot.yaml: belongs to user {STRANGER}, not to user 0" in ended.stderr
         assert f"name it: --config {below.parent / 'reefknot.yaml'}" in ended.stderr
@@ -48,21 +47,18 @@ class TestOwner:
     def test_a_link_of_another_user_is_refused_as_well(self, below: Path) -> None:
         (below / "reefknot.yaml").symlink_to(below.parent / "reefknot.yaml")
         os.chown(below / "reefknot.yaml", STRANGER, -1, follow_symlinks=False)
-
         assert reefknot(below, "config", "show").returncode == 78
 
     def test_named_it_is_obeyed(self, below: Path) -> None:
         """A control: it is the finding, not the file, that is refused."""
         os.chown(below.parent / "reefknot.yaml", STRANGER, -1)
         ended = reefknot(below, "config", "show", "--config", "../reefknot.yaml")
-
         assert ended.returncode == 0
         assert "theirs.db" in ended.stdout
 
     def test_the_person_behind_sudo_is_trusted(self, below: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         os.chown(below.parent / "reefknot.yaml", STRANGER, -1)
         monkeypatch.setenv("SUDO_UID", str(STRANGER))
-
         assert find(None, environ={}, cwd=below) == below.parent / "reefknot.yaml"
 
 
@@ -133,7 +129,6 @@ def test_a_root_over_the_folder_that_modules_come_from_is_refused(tmp_path: Path
 def test_config_check_refuses_the_same_roots(tmp_path: Path) -> None:
     (tmp_path / "reefknot.yaml").write_text("blocks: {fs: {roots: [.]}}\n")
     ended = reefknot(tmp_path, "config", "check")
-
     assert ended.returncode == 78
     assert "reefknot.yaml:1:23: blocks.fs.roots[0]" in ended.stderr
 

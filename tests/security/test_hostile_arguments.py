@@ -1,6 +1,5 @@
 """Odd input at the command line: a named error with its exit code, never an internal one, and no forged line."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from reefknot.queue.model.work import WorkFailed
 from reefknot.stores.opening import open_store
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.running import Commands
+from tests.warm_commands import run_cold
 
 NOT_UTF8 = "\udcff"
 """The byte 0xff, as Python hands it to a program."""
@@ -39,21 +39,18 @@ DEEP = "[" * 100_000
         (["submit", "--type", "own.step", "--inputs", '{"a": "' + NOT_UTF8 + '"}'], "UTF-8"),
         (["submit", "--type", NOT_UTF8], "UTF-8"),
         (["submit", "--type", "own.step", "--id", NOT_UTF8], "UTF-8"),
-        (["submit", "/dev/zero"], "/dev/zero: is a device; accepted: a file"),
         (["submit", "/dev/urandom"], "/dev/urandom: is a device; accepted: a file"),
         (["run", "/dev/zero"], "/dev/zero: is a device; accepted: a file"),
         (["audit", "tail", "-n", "99999999999999999999"], "--lines: 99999999999999999999 is not accepted: a whole"),
         (["audit", "tail", "-n", "²"], "-n"),
         (["audit", "tail", "--correlation", NOT_UTF8], "UTF-8"),
-        (["job", "show", NOT_UTF8], "UTF-8"),
-        (["job", "cancel", NOT_UTF8], "UTF-8"),
+        *((["job", verb, NOT_UTF8], "UTF-8") for verb in ("show", "cancel")),
         (["quarantine", "show", NOT_UTF8], "UTF-8"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
 def test_odd_input_is_a_usage_error_with_its_name(rk: Commands, store: Path, words: list[str], named: str) -> None:
     ended = rk(*words)
-
     assert ended.code == 2
     assert named in ended.err
     assert "internal error" not in ended.err
@@ -61,12 +58,8 @@ def test_odd_input_is_a_usage_error_with_its_name(rk: Commands, store: Path, wor
 
 def test_an_endless_line_in_a_pipe_ends_the_reading(tmp_path: Path) -> None:
     """A control for the bound: without it, this process reads for ever."""
-    words = [sys.executable, "-m", "reefknot", "submit", "-"]
     with open("/dev/zero", "rb") as zeros:
-        ended = subprocess.run(
-            words, stdin=zeros, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )
-
+        ended = run_cold(sys.executable, "-m", "reefknot", "submit", "-", stdin=zeros, cwd=tmp_path)
     assert ended.returncode == 2
     assert "line 1 has no end within 67108864 bytes" in ended.stderr
 
@@ -78,7 +71,6 @@ FORGED = "2026-01-01T00:00:00.000Z  completed: all is well"
 def test_a_message_cannot_forge_a_line(rk: Commands, store: Path, words: list[str]) -> None:
     work_items.accepted(store, "liar", WorkFailed(None, None, f"broken\n{FORGED}\r\n{FORGED}\u2028{FORGED}"))
     shown = rk(*words).out
-
     assert "broken\\n" in shown
     assert not [line for line in shown.splitlines() if line.startswith(FORGED[:24])]
 

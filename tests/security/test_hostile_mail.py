@@ -1,14 +1,8 @@
-"""
-Hostile mail: each message within a second and 128 MB, whatever is in it.
-
-`REEFKNOT_HOSTILE_MAILS=1000` reads that many; by default 60 are read. They are read in a process of their own, so that
-its memory is theirs.
-"""
+"""Hostile mail, 60 messages or `REEFKNOT_HOSTILE_MAILS`: each read within a second and 128 MB, in its own process."""
 
 import email
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +11,7 @@ import pytest
 from reefknot.ingest.connectors.mail import read_mail
 from tests.pace import slowness
 from tests.security.hostile_mail import hostile
+from tests.warm_commands import run_cold
 
 ROOT = Path(__file__).resolve().parents[2]
 MAILS = int(os.environ.get("REEFKNOT_HOSTILE_MAILS", "60"))
@@ -46,12 +41,9 @@ print(json.dumps([*worst, int(peak[1]) / 1024]))
 
 
 def test_hostile_messages_cost_little_time_and_memory() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", READER, str(MAILS)], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
+    done = run_cold(sys.executable, "-c", READER, str(MAILS), cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     seconds, number, megabytes = json.loads(done.stdout)
-
     assert seconds < LONGEST_S * slowness(), f"message {number}"
     assert megabytes < MOST_MB
 
@@ -59,7 +51,6 @@ def test_hostile_messages_cost_little_time_and_memory() -> None:
 def test_the_same_message_stops_the_parser_of_the_standard_library() -> None:
     """The control: what is survived here is no harmless message."""
     deep = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\r\n\r\n--b%d\r\n" % (n, n) for n in range(1000))
-
     with pytest.raises(RecursionError):
         email.message_from_bytes(deep)
     assert read_mail(deep).problems

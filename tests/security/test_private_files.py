@@ -3,13 +3,13 @@
 import json
 import os
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from reefknot.runtime.files import make_private, make_store_private, private_opener
+from tests.warm_commands import run_cold
 
 CONFIG = "audit: {jsonl: {path: copy/audit.jsonl}}\nblocks: {fs: {roots: [files]}}\n"
 PREMADE = (".reefknot/state.db", "results.jsonl", "copy/audit.jsonl.copied")
@@ -20,9 +20,7 @@ def mode(path: Path) -> int:
 
 
 def reefknot(folder: Path, *words: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "reefknot", *words], cwd=folder, umask=0, check=True, capture_output=True, timeout=60
-    )
+    run_cold(sys.executable, "-m", "reefknot", *words, cwd=folder, umask=0, check=True)
 
 
 @pytest.fixture
@@ -75,7 +73,6 @@ def test_a_store_keeps_only_rights_of_a_writing_group(tmp_path: Path, given: int
     store.write_bytes(content)
     store.chmod(given)
     make_store_private(str(store))
-
     assert mode(store) == left
 
 

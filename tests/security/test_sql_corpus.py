@@ -64,7 +64,6 @@ def test_read_only_alone_would_let_files_be_made(database: Path) -> None:
     connection = apsw.Connection(str(database), flags=apsw.SQLITE_OPEN_READONLY)
     connection.execute(f"VACUUM INTO '{out}'")
     connection.close()
-
     assert out.exists()
 
 
@@ -74,7 +73,6 @@ def test_each_of_the_two_locks_holds_alone(database: Path, monkeypatch: pytest.M
     before = fingerprint(database.parent)
     queries = ("DELETE FROM people", "CREATE TABLE other (a)", "PRAGMA user_version = 7")
     replies = [SqliteStatement(SqliteRequest(str(database), query)).reply() for query in queries]
-
     assert {reply.refused for reply in replies} == {ErrorCode.permission_denied}
     assert fingerprint(database.parent) == before
 
@@ -125,12 +123,10 @@ LARGE = (
 @pytest.mark.parametrize("query", ENDLESS)
 def test_an_endless_query_stops_in_time(database: Path, query: str) -> None:
     (answer,) = within(1.2, lambda: asked(database, [query], 0.2)).values()
-
     assert answer.error_code is ErrorCode.resource_unavailable
 
 
 @pytest.mark.parametrize("query", LARGE, ids=lambda query: query[:40])
 def test_a_large_value_or_statement_ends_soon(database: Path, query: str) -> None:
     (answer,) = within(1.8, lambda: asked(database, [query], 0.8)).values()
-
     assert answer.ok or answer.error_code in {*HARMLESS, ErrorCode.resource_unavailable}

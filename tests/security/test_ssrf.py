@@ -1,9 +1,4 @@
-"""
-The http block is no way into the network.
-
-Connections are counted at the socket, by the interpreter's own audit events, and none of them leaves this process: the
-hook refuses each one after it was counted.
-"""
+"""The http block is no way into the network: the interpreter's audit events count each connection and refuse it."""
 
 import asyncio
 import socket
@@ -24,9 +19,6 @@ from tests.integration.stepping import Loopback, Reply, step
 
 PUBLIC = "93.184.216.34"
 TARGETS = ("127.0.0.1", "10.0.0.1", "169.254.169.254", "192.168.1.1", "172.16.0.1", "100.64.0.1", "0.0.0.0")
-
-
-# ---- the corpus ------------------------------------------------------------------------------------------------------
 
 
 def in_other_digits(text: str, zero: int, nought: str = "") -> str:
@@ -91,11 +83,11 @@ CORPUS = (
 NAMES = {
     "mixed.example": [PUBLIC, "10.0.0.1"],
     "inside.example": ["192.168.0.7"],
+    "public.example": [PUBLIC],
     "mapped.example": ["::ffff:127.0.0.1"],
     "nat64.example": ["64:ff9b::7f00:1"],
-    "sixtofour.example": ["2002:7f00:1::"],
     "empty.example": [],
-    "public.example": [PUBLIC],
+    "sixtofour.example": ["2002:7f00:1::"],
 }
 
 
@@ -108,9 +100,6 @@ async def obliging(host: str, port: int) -> list[str]:
         return [socket.inet_ntoa(socket.inet_aton(plain))]
     except (OSError, UnicodeError):
         return ["127.0.0.1"]  # localhost, metadata and everything else of the inside
-
-
-# ---- the counting ----------------------------------------------------------------------------------------------------
 
 
 class Counter:
@@ -163,15 +152,10 @@ def test_no_url_of_the_corpus_reaches_a_socket() -> None:
 
 def test_a_public_address_is_connected_to() -> None:
     """The control of the counting: what may be called does reach the socket."""
-    urls = [
-        f"http://{PUBLIC}/",
-        "http://public.example/",
-        "https://public.example:8443/",
-        f"http://[64:ff9b::{PUBLIC}]/",
-    ]
+    names = ["http://public.example/", "https://public.example:8443/"]
+    urls = [f"http://{PUBLIC}/", *names, f"http://[64:ff9b::{PUBLIC}]/"]
     with counted() as connected:
         asyncio.run(results(HttpRequest(resolve=obliging), urls))
-
     assert connected == [PUBLIC, PUBLIC, PUBLIC, str(ip_address(f"64:ff9b::{PUBLIC}"))]
 
 
@@ -193,7 +177,6 @@ def naive(url: str) -> str | None:
 def test_a_naive_check_lets_some_of_the_corpus_through() -> None:
     """The control of the corpus: it holds what the usual check overlooks."""
     let_through = [address for address in map(naive, CORPUS) if address]
-
     assert len(let_through) >= 10
 
 
@@ -248,6 +231,5 @@ def test_a_listed_place_opens_no_other(listed: str) -> None:
         allow = read_allowed(listed.format(other=server.port + 1 if server.port < 65535 else 1))
         block = HttpRequest(HttpSettings((allow,)))
         answers = asyncio.run(results(block, [server.url()]))
-
     assert [answer.error_code for answer in answers.values()] == [ErrorCode.permission_denied]
     assert server.connections == 0

@@ -1,9 +1,8 @@
 """
 Plain text behind the answer to STARTTLS is never taken for the server's words inside TLS.
 
-An attacker on the line cannot read what follows the handshake, but can write before it. Here a whole forged
-conversation is written: in the packet of the answer, a few microseconds later, and exactly between the client's look
-and the handshake. The real server has a trusted certificate and one message of its own.
+An attacker on the line writes a whole forged conversation: in the packet of the answer, a few microseconds later, and
+exactly between the client's look and the handshake. The real server has a trusted certificate and one message.
 """
 
 import asyncio

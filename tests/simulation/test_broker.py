@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Iterator
 from random import Random
 from typing import Any
 
@@ -22,7 +21,7 @@ from reefknot.testing.conformance import QuarantineContract as TestModelQuaranti
 from reefknot.testing.conformance import SharedValueContract as TestModelValues  # noqa: F401
 from reefknot.testing.conformance import WorkQueueContract as TestModelWorkQueue  # noqa: F401
 from reefknot.testing.conformance.harness import event, event_types
-from reefknot.testing.conformance.transport import Ends
+from tests.conformance.ends import harness_of, two_ends
 from tests.simulation.broker import Broker
 
 URL = "nats://model:4222"
@@ -34,41 +33,25 @@ def broker() -> Iterator[Broker]:
         yield model
 
 
+def opened(clock: VirtualClock, **options: Any) -> Awaitable[JetStreamStore]:
+    return JetStreamStore.open(URL, clock, has_server_time=False, **options)
+
+
 @pytest.fixture
 def harness(broker: Broker) -> Harness:
-    @asynccontextmanager
-    async def opened(clock: VirtualClock, **options: Any) -> AsyncIterator[JetStreamStore]:
-        store = await JetStreamStore.open(URL, clock, has_server_time=False, **options)
-        try:
-            yield store
-        finally:
-            await store.close()
-
-    return Harness(opened)
+    return harness_of(opened)
 
 
 class TestModelTransport(TransportContract):
     @pytest.fixture
     def transports(self, broker: Broker) -> TransportHarness:
-        @asynccontextmanager
-        async def two_ends(clock: VirtualClock) -> AsyncIterator[Ends]:
-            stores = [await JetStreamStore.open(URL, clock, has_server_time=False) for _ in range(2)]
-            near, far = [one.transport() for one in stores]
-            try:
-                yield near, far
-            finally:
-                for end in (near, far):
-                    await end.close()
-                for store in stores:
-                    await store.close()
-
-        return TransportHarness(two_ends)
+        return two_ends(opened, 2)
 
 
 @pytest.mark.real_time
 async def test_a_batch_that_is_refused_is_undone_although_somebody_reads_meanwhile(broker: Broker) -> None:
     """What was read is taken over after the batch: otherwise its changes would stay here, and be stored nowhere."""
-    store = await JetStreamStore.open(URL, VirtualClock(), has_server_time=False)
+    store = await opened(VirtualClock())
     commits: Any = store._commits
     send = commits._send_until_known
     reading: list[asyncio.Task[Any]] = []
@@ -91,7 +74,7 @@ async def test_a_batch_that_is_refused_is_undone_although_somebody_reads_meanwhi
 async def test_an_event_that_others_copied_before_its_writer_knew_of_it_is_copied_once(broker: Broker) -> None:
     """The answer to a commit is late; meanwhile another process finds the event in the outbox."""
     clock = VirtualClock()
-    store, other = [await JetStreamStore.open(URL, clock, has_server_time=False) for _ in range(2)]
+    store, other = [await opened(clock) for _ in range(2)]
     await store.audit.append([event("first")])
     commits: Any = store._commits
     send = commits._send_until_known

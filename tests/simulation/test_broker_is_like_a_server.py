@@ -15,9 +15,8 @@ from reefknot.errors import StoreFullError
 from reefknot.stores.jetstream.connection import Connection, RefusedError, options_from_url
 from reefknot.stores.jetstream.reads import EVERYTHING, LATEST, count, last_message, message_at, page, scan
 from tests.simulation.broker import Broker
+from tests.simulation.broker_streams import EXPECTED, LAST, OVER
 
-EXPECTED, OVER = "Nats-Expected-Last-Subject-Sequence", "Nats-Expected-Last-Subject-Sequence-Subject"
-LAST = "Nats-Expected-Last-Sequence"
 Facts = list[Any]
 
 

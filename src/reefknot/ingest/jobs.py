@@ -20,8 +20,9 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core import checks
 from reefknot.errors import ParameterError
 from reefknot.policy.model.defaults import JobType
+from reefknot.queue.model.transitions import Requeue
 from reefknot.queue.model.work import INGEST, WorkItem, assignment_and_tenant, is_ingestion, record_id
-from reefknot.queue.port.work_queue import Enqueue, Enqueued
+from reefknot.queue.port.work_queue import Enqueue, Enqueued, WorkFilter
 from reefknot.stores.port import Store
 
 MOST_AT_ONCE = 100
@@ -140,8 +141,8 @@ class JobQueue:
             item = await self.get(job_id)
             if item is not None:
                 events.append(Requeued(**about_item(item, wall), reason=why, generation=item.generation + 1))
-        records, entries = [record_id(one, None) for one in ids], self._journal.entries(events)
-        back = await self.store.work.retry(records, who=who, why=why, events=entries)
+        which, entries = WorkFilter(ids=tuple(record_id(one, None) for one in ids)), self._journal.entries(events)
+        back = await self.store.work.change(which, Requeue(who, why), events=entries)
         return [assignment_and_tenant(one)[0] for one in back]
 
     async def get(self, job_id: str) -> WorkItem | None:

@@ -23,7 +23,7 @@ from reefknot.ingest.jobs import IngestionJob, JobQueue, class_of, source_of
 from reefknot.ingest.port import Connector
 from reefknot.queue.model.source_health import SourceCondition, SourceHealth
 from reefknot.queue.model.work import WorkItem, WorkState, is_over, visible_state
-from reefknot.queue.port.work_queue import QuarantineFilter
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.stores.port import Store
 
 PREFIX = "source:"
@@ -239,7 +239,7 @@ async def _of_latest(jobs: JobQueue, latest: WorkItem, job_id: str, *, trigger: 
 async def remembered_jobs(store: Store, source: str) -> int:
     """The number of jobs of a source that are open or in quarantine: its syncs, and items that failed."""
     counts: Mapping[Any, int] = (await store.work.snapshot()).counts.get(class_of(source), {})
-    aside = await store.quarantine.count(QuarantineFilter(source=source))
+    aside = await store.quarantine.count(WorkFilter(source=source))
     return sum(counts.get(state, 0) for state in (WorkState.PENDING, WorkState.RUNNING)) + sum(aside.values())
 
 

@@ -27,7 +27,7 @@ from reefknot.queue.execution.settling import OwnerContext
 from reefknot.queue.execution.tracing import spanned
 from reefknot.queue.model.source_health import HealthRules
 from reefknot.queue.model.work import WorkItem, WorkState
-from reefknot.queue.port.work_queue import QuarantineFilter
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.timeouts import STORE_S
 
@@ -336,7 +336,7 @@ class JobExecution:
         A folder is no document; one that did not fail this time can be read.
         """
         name, after = self._source.name, ""
-        which = QuarantineFilter(source=name)
+        which = WorkFilter(source=name)
         while True:
             with self._timeouts.timeout(STORE_S):
                 found = await self._jobs.store.quarantine.find(which, after=after, limit=REQUEUED_AT_ONCE)

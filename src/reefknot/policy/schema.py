@@ -13,7 +13,7 @@ from msgspec import Meta, field
 from reefknot.core.policy import RetryStrategy
 from reefknot.policy.secrets import ACCEPTED, is_reference
 from reefknot.policy.sections import NotAcceptedError, Section, Spelling
-from reefknot.runtime.database_urls import database_file
+from reefknot.runtime.database_urls import POSTGRES_PREFIXES, database_file
 
 JitterWord = Literal["none", "full", "equal", "proportional", "decorrelated"]
 StrategyWord = Annotated[
@@ -387,7 +387,7 @@ def _database_url(url: str) -> str:
         file = database_file(url)
     except ValueError as error:
         raise NotAcceptedError("sqlite:PATH with the path of a file", str(error)) from None
-    if file is None and not url.startswith(("postgresql://", "postgres://")) and "dbname=" not in url:
+    if file is None and not url.startswith(POSTGRES_PREFIXES) and "dbname=" not in url:
         raise NotAcceptedError("sqlite:PATH or postgresql://…")
     return url
 

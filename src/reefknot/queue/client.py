@@ -43,15 +43,9 @@ from reefknot.queue.model.messages import (
 )
 from reefknot.queue.model.results import answer_of, cancel_reason
 from reefknot.queue.model.submission import SubmissionRules
-from reefknot.queue.model.work import (
-    WorkItem,
-    assignment_and_tenant,
-    can_retry,
-    is_ingestion,
-    is_over,
-    record_id,
-    visible_state,
-)
+from reefknot.queue.model.transitions import Requeue
+from reefknot.queue.model.work import WorkItem, assignment_and_tenant, is_ingestion, is_over, record_id, visible_state
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.router.pending import cancelled_event
 from reefknot.queue.router.submissions import SUBMIT_ARGUMENTS, Submissions, validated
 from reefknot.runtime.seeds import new_id
@@ -261,11 +255,11 @@ class Handle:
         wall, who = self._client.submissions.wall(), "caller"
         reason = checks.text("reason", reason)[:LONGEST_REASON]
         why = f"retried by {who}{f': {reason}' if reason else ''}"
-        about, details = about_item(item, wall), {"reason": why}
-        action = OperatorAction(**about, actor=who, action="retry", subject=item.assignment_id, details=details)
-        again = Requeued(**about_item(item, wall), reason=why, generation=item.generation + 1)
+        about, subject = about_item(item, wall), item.assignment_id
+        action = OperatorAction(**about, actor=who, action="retry", subject=subject, details={"reason": why})
+        again = Requeued(**about, reason=why, generation=item.generation + 1)
         events = Journal(None).entries([action, again])
-        if not can_retry(item) or not await store.work.retry([item.id], who=who, why=reason, events=events):
+        if not await store.work.change(WorkFilter(ids=(item.id,)), Requeue(who, reason), events=events):
             may = "only one that failed, timed out, was cancelled or is in quarantine runs again"
             raise OperationError(f"{self.assignment_id} is {await self.status()}: {may}", "conflict")
 
@@ -276,14 +270,7 @@ class Handle:
 class Client:
     """Submits work through a store. `async with rk.connect("sqlite:state.db") as client:`"""
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        *,
-        size: int = 1000,
-        has_router: HasRouter | None = None,
-    ) -> None:
+    def __init__(self, store: Store, clock: Clock, *, size: int = 1000, has_router: HasRouter | None = None) -> None:
         """
         `has_router` tells whether a router is running; without it, one is assumed.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-SQLITE_PREFIX = "sqlite:"
+SQLITE_PREFIX, POSTGRES_PREFIXES = "sqlite:", ("postgresql://", "postgres://")
 
 
 def sqlite_path(url: str) -> str:

@@ -18,7 +18,6 @@ from reefknot.stores.port import Store, StoredValue
 
 
 async def work(store: Store, times: int = 1) -> None:
-    """So many events of a system."""
     await Journal(store.audit).write(*(Quarantined(**envelope(wall=1.0), reason="spent") for _ in range(times)))
 
 
@@ -68,7 +67,6 @@ async def test_a_system_at_rest_writes_nothing_more() -> None:
 
 
 async def test_the_last_sample_holds_while_its_system_runs_and_is_no_value_of_now_afterwards() -> None:
-    """Five minutes at rest."""
     clock = loop_clock()
     store = MemoryStore(clock)
     async with Activity(store, clock) as one:
@@ -81,7 +79,6 @@ async def test_the_last_sample_holds_while_its_system_runs_and_is_no_value_of_no
 
 
 async def killed(store: Store, times: int = 1) -> Activity:
-    """A system that was killed after its record was written."""
     one = Activity(store, SystemClock())
     with observed(store.audit, one.counters.observe):
         await work(store, times)
@@ -101,8 +98,7 @@ async def test_a_killed_systems_record_is_added_to_the_ended_ones_after_a_while_
     assert (await fold_left(store, await later_ms(store)), await total(store), await names(store)) == (1, 3, [ENDED])
 
 
-class Halts(Exception):
-    """The process of a folder ends here."""
+class Halts(Exception): ...
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -163,7 +159,6 @@ async def test_two_systems_that_fold_at_once_add_a_record_once() -> None:
     now = await later_ms(store)
     await asyncio.gather(*(fold_left(store, now) for _ in range(4)))
     await fold_left(store, now)
-
     assert (await total(store), await names(store)) == (5, [ENDED])
 
 
@@ -197,7 +192,6 @@ async def test_a_system_that_was_taken_for_dead_goes_on_under_a_new_id_and_loses
         await one.write()
         await one.write()
         seen.append(await total(store))
-
     assert [*seen, await total(store)] == [2, 7, 7]
 
 
@@ -230,7 +224,6 @@ async def test_a_record_that_cannot_be_read_stops_nothing() -> None:
     await store.values.put(ENDED, "[]", version=0)
     await killed(store, 2)
     await fold_left(store, await later_ms(store))
-
     assert await total(store) == 2
 
 

@@ -106,7 +106,6 @@ async def test_without_the_version_each_system_would_tell(ages: Ages, monkeypatc
     systems = [watch(store) for _ in range(3)]
     ages.age = 20
     await asyncio.gather(*(one.look() for one in systems))
-
     assert len(await told(store)) == 3
 
 
@@ -140,9 +139,7 @@ async def test_the_time_of_a_look_is_written_twice_a_minute_at_most_and_at_the_e
     assert (await watching.stored_alerts(store))[0].looked_at == one.looked_at
 
 
-async def test_a_webhook_is_one_job_for_each_change_whichever_system_submits_it(
-    ages: Ages, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_change_is_one_job_for_the_webhook_of_systems(ages: Ages, monkeypatch: pytest.MonkeyPatch) -> None:
     """One system dies after submitting, before it is noted; another one submits the same job."""
     clock = SystemClock()
     store = MemoryStore(clock)
@@ -171,9 +168,7 @@ async def test_a_webhook_is_one_job_for_each_change_whichever_system_submits_it(
     assert first["payload"]["body"]["since"] == second["payload"]["body"]["since"]
 
 
-async def test_a_webhook_is_submitted_within_the_configured_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_webhook_keeps_to_the_configured_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reefknot.yaml").write_text("router: {max_queue_size: 7}\nalerts: {webhook: 'https://example.org/'}\n")
     bounds: list[int] = []
 
@@ -231,8 +226,6 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_comes(
     assert "the alerts could not be checked" in caplog.text
 
 
-# ---- values ----------------------------------------------------------------------------------------------------------
-
 WORKER = {"worker_id": "w", "classes": {"io": {"status": "critical"}, "cpu": {"status": "healthy"}}}
 
 
@@ -270,7 +263,6 @@ async def test_values_come_from_what_systems_counted() -> None:
 def test_configured_rules_replace_limits_and_switch_off() -> None:
     section = AlertsSection(rules={"retry_rate": AlertRule(threshold=100), "oldest_age": AlertRule(enabled=False)})
     rules = watching.rules_of(section)
-
     assert set(rules) == set(RULES) - {"oldest_age"}
     assert (rules["retry_rate"].threshold, rules["retry_rate"].clear) == (100, 50)
     assert watching.rules_of(AlertsSection(enabled=False)) == {}

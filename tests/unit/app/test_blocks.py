@@ -22,7 +22,6 @@ KEYS = {
 
 
 def settings_of(folder: Path, blocks: Any) -> BlockSettings:
-    """The settings from a file that says this about blocks."""
     (folder / "reefknot.json").write_text(json.dumps({"blocks": blocks}))
     return block_settings(load_settings(environ={}, cwd=folder))
 
@@ -98,7 +97,6 @@ HTTP_KEYS = "accepted: allow, ca_file, max_response_bytes; did you mean 'allow'?
 )
 def test_a_mistake_is_named_with_its_position_and_path(section: str, said: Any, problem: str, tmp_path: Path) -> None:
     (mistake,) = mistakes(tmp_path, {section: said})
-
     assert mistake.startswith("reefknot.json:1:")
     assert problem in mistake
 
@@ -141,7 +139,6 @@ def test_a_file_is_beneath_a_root_wherever_links_and_dots_lead_to_it(path: str, 
     root = "." if path == "a/.." else "data"
     (tmp_path / "reefknot.json").write_text(json.dumps({"blocks": {"fs": {"roots": [root]}}}))
     settings = load_settings(environ={}, cwd=tmp_path)
-
     with pytest.raises(ConfigurationError, match="holds the module steps"):
         check_roots(settings, [("the module steps", str(tmp_path / path))])
     if root == "data":

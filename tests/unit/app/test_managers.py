@@ -174,8 +174,6 @@ async def test_a_hit_runs_nothing_and_the_record_has_one_event(store: Store) -> 
 
 
 class OwnLog:
-    """A log that is not the store's."""
-
     def __init__(self, *, down: bool = False) -> None:
         self.kept: list[AuditEntry] = []
         self.down = down
@@ -341,9 +339,7 @@ async def test_every_audited_decision_replays_to_the_byte(store: Store) -> None:
     assert again.decisions == len(kept) == sum(rk.RetryManager().get_policy(c).max_attempts for c in rk.RetryCategory)
 
 
-async def test_secrets_reach_neither_events_nor_logs_nor_the_error(
-    store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_secrets_reach_no_event_no_log_and_no_error(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     secret = "correct-horse-battery"
     caplog.set_level(logging.DEBUG)
     with pytest.raises(rk.RetryError) as given_up:
@@ -431,9 +427,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-async def test_the_default_manager_is_one_warns_once_of_its_keys_and_its_events_are_log_lines(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_the_one_default_manager_warns_once_of_keys_and_logs_events(caplog: pytest.LogCaptureFixture) -> None:
     manager = rk.get_retry_manager()
     assert manager is rk.get_retry_manager()
     rk.RetryManager()

@@ -87,9 +87,7 @@ def retries_of(result: ExecResult) -> int:
     return result.retries_used
 
 
-def test_a_job_follows_the_book_it_began_under_and_one_that_took_the_newest_would_be_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_follows_the_book_it_began_under(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is the control."""
     assert asyncio.run(retries_around_a_reload(tmp_path)) == (1, 3)
     monkeypatch.setattr(BookHistory, "at", lambda history, _: history._books[-1][1])

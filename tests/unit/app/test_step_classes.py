@@ -70,8 +70,7 @@ def test_a_submission_goes_to_the_class_of_its_step_unless_it_names_one() -> Non
         assert item is not None
         assert item.pool == "emails", "it takes a place of its own class from the beginning"
         began = shop.clock.now()
-        results = [await handle.result() for handle in handles]
-        assert {one.status for one in results} == {ResultStatus.SUCCESS}
+        assert {one.status for one in [await handle.result() for handle in handles]} == {ResultStatus.SUCCESS}
         assert 1.9 < shop.clock.now() - began < 3.0, "four at once, and cpu has two"
         assert {await ran_in(shop, f"m-{n}") for n in range(8)} == {"emails@worker-1"}
 

@@ -27,7 +27,6 @@ def settings(tmp_path: Any) -> Settings:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """A bounded wait for what a system does by itself."""
     async with asyncio.timeout(10):
         while not holds():  # noqa: ASYNC110 - nobody tells when it does
             await asyncio.sleep(0.01)
@@ -65,9 +64,7 @@ async def test_a_worker_that_was_paused_takes_nothing_until_it_is_resumed(settin
             assert {pool.paused for pool in worker.pools.values()} == {takes_nothing}
 
 
-async def test_a_router_and_a_worker_in_two_systems_over_one_file_do_the_work_of_one(
-    tmp_path: Any, settings: Settings
-) -> None:
+async def test_router_and_worker_in_two_systems_over_a_file_work_as_one(tmp_path: Any, settings: Settings) -> None:
     """As two processes would: neither shares anything with the other but the file."""
     (tmp_path / "a.txt").write_text("ahoy")
     url = f"sqlite:{tmp_path / 'state.db'}"
@@ -112,7 +109,6 @@ async def test_two_that_start_at_once_without_names_get_different_ones(tmp_path:
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         for _ in range(3):
             group.create_task(one())
-
     assert len(names) == 3
 
 

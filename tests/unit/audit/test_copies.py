@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import reefknot as rk
+from reefknot import errors
 from reefknot.app.managers import open_manager
 from reefknot.app.system import running_system
 from reefknot.audit import copies as audit_copies
@@ -23,13 +24,6 @@ from reefknot.audit.jsonlines import JsonLinesLog, open_audit_log
 from reefknot.audit.model.chain import KeptHead
 from reefknot.audit.model.event import decode
 from reefknot.audit.retention import Retention, RetentionNote
-from reefknot.errors import (
-    AuditUnavailableError,
-    ConfigurationError,
-    KeyQuotaError,
-    ResultTooLargeError,
-    StoreUnavailableError,
-)
 from reefknot.idempotency.model import Claimed, Done
 from reefknot.policy.schema import HeadsFile
 from reefknot.policy.settings import Settings, load_settings
@@ -184,7 +178,7 @@ def test_what_a_failing_log_means_is_as_configured(tmp_path: Path, monkeypatch: 
         events = [decode(b'{"event_type":"breaker","timestamp":"","name":"b","state":"open"}')] * 7
         with monkeypatch.context() as patched:
             patched.setattr(store.audit, "append", FlakySink(down=True).append)
-            with pytest.raises(AuditUnavailableError) if how == "fail_closed" else nullcontext():
+            with pytest.raises(errors.AuditUnavailableError) if how == "fail_closed" else nullcontext():
                 await journal.write(*events)
         assert (journal.buffered, journal.lost) == (3, 4)
 
@@ -210,9 +204,9 @@ async def test_a_system_stores_its_book_and_opens_its_store_as_configured(tmp_pa
     async with running_system(url, settings) as system:
         answer = await system.store.idempotency.claim("a", owner="me")
         assert isinstance(answer, Claimed)
-        with pytest.raises(KeyQuotaError):
+        with pytest.raises(errors.KeyQuotaError):
             await system.store.idempotency.claim("b", owner="me")
-        with pytest.raises(ResultTooLargeError):
+        with pytest.raises(errors.ResultTooLargeError):
             await system.store.idempotency.finish(answer.claim, Done('"' + "x" * 20 + '"'))
         record = await system.store.idempotency.finish(answer.claim, Done("1"))
         assert record.expires_at - record.updated_at == 700_000_000
@@ -237,7 +231,7 @@ def test_a_manager_is_opened_as_a_configuration_says(tmp_path: Path, monkeypatch
             with pytest.raises(rk.RetryError):
                 await manager.execute_with_retry("KV_PUT", "put", fails)
             assert await manager.execute_with_retry("KV_PUT", "put", AsyncFlaky(), idempotency_key="a") == "ok"
-            with pytest.raises(KeyQuotaError):
+            with pytest.raises(errors.KeyQuotaError):
                 await manager.execute_with_retry("KV_PUT", "put", AsyncFlaky(), idempotency_key="b")
 
     run_virtual(main())
@@ -252,7 +246,7 @@ async def test_a_secret_that_cannot_be_read_is_a_mistake_of_the_configuration(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reefknot.yaml").write_text("secrets: {key: env:NOWHERE}\n")
-    with pytest.raises(ConfigurationError, match=r"reefknot.yaml:1:11: secrets.key: env:NOWHERE"):
+    with pytest.raises(errors.ConfigurationError, match=r"reefknot.yaml:1:11: secrets.key: env:NOWHERE"):
         async with open_manager(environ={}, engine="memory:"):
             pass
 
@@ -322,7 +316,7 @@ def test_heads_or_a_file_that_cannot_be_written_are_logged_and_hold_nothing_back
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "logs").write_text("a file, no folder")
-    with pytest.raises(StoreUnavailableError, match="jsonlines:"):
+    with pytest.raises(errors.StoreUnavailableError, match="jsonlines:"):
         kept(tmp_path, FILE.replace("jsonl:", "on_failure: fail_closed, jsonl:"), settled)
     kept(tmp_path, FILE, settled)  # fail_open: logged, and tried again
     kept(tmp_path, "audit: {heads: {path: logs/heads.jsonl, every_seconds: 30}}", tells)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -29,6 +27,7 @@ from reefknot.audit.model.event import (
 from reefknot.core.decide import Again, History, Reason, Stop
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import RetryPolicy
+from tests.unit.audit import retry_events
 
 NOW = 1_700_000_000.0
 ABOUT = envelope(wall=NOW, work_id="a")
@@ -57,74 +56,42 @@ def counters(wall: Wall) -> EventCounters:
 
 def retry(block: str | None = "http.request", delay: float = 0.3) -> RetryAttempt:
     decision = DecisionRecord.of(Again(delay), RetryPolicy(), History(1, 0.0, 0.0), FAILURE, 0.5)
-    return RetryAttempt(
-        **ABOUT,
-        operation=block,
-        attempt_number=1,
-        max_attempts=3,
-        delay_seconds=delay,
-        exception_type="E",
-        exception_message="",
-        decision=decision,
-    )
+    return retry_events.attempt(decision, **ABOUT, operation=block, delay_seconds=delay)
 
 
 def given_up(kind: type[RetryExhausted | RetryRefused], reason: Reason, attempts: int = 2) -> Event:
     decision = DecisionRecord.of(Stop(reason), RetryPolicy(), History(1, 0.0, 0.0), FAILURE, 0.5)
-    more: dict[str, Any] = {"final_exception_type": "E", "final_exception_message": "", "decision": decision}
-    return kind(**ABOUT, total_attempts=attempts, reason=reason, **more)
+    return retry_events.given_up(decision, kind, **ABOUT, total_attempts=attempts, reason=reason)
+
+
+WAITED = {"retry_attempts|http.request|NETWORK_ERROR": 1, "retry_wait|0.5": 1, "retry_wait_sum": 0.3}
+SPENT, REFUSED = given_up(RetryExhausted, Reason.BUDGET_SPENT), given_up(RetryRefused, Reason.THROTTLED)
+REJECTED = {"refused": {"queue_full io": 4, "queue_full cpu": 1}}
+SHORT = {"jobs|success": 1, "job_seconds|0.05": 1, "job_seconds_sum": 0.04}
+LONG = {"jobs|timeout": 1, "job_seconds|+Inf": 1, "job_seconds_sum": 4000.0}
+
+
+def admitted(message: str) -> Admission:
+    return Admission(**ABOUT, inputs={"message": message})
 
 
 @pytest.mark.parametrize(
     ("event", "totals", "counted"),
     [
-        (
-            retry(),
-            {"retry_attempts|http.request|NETWORK_ERROR": 1, "retry_wait|0.5": 1, "retry_wait_sum": 0.3},
-            {"retries": 1},
-        ),
-        (
-            given_up(RetryExhausted, Reason.BUDGET_SPENT),
-            {"retry_given_up|budget_spent": 1},
-            {"given_up": 1, "unrecovered": 1},
-        ),
-        (
-            given_up(RetryRefused, Reason.THROTTLED),
-            {"retry_given_up|throttled": 1},
-            {"given_up": 1, "unrecovered": 1, "throttled": 1},
-        ),
+        (retry(), WAITED, {"retries": 1}),
+        (SPENT, {"retry_given_up|budget_spent": 1}, {"given_up": 1, "unrecovered": 1}),
+        (REFUSED, {"retry_given_up|throttled": 1}, {"given_up": 1, "unrecovered": 1, "throttled": 1}),
         (given_up(RetryRefused, Reason.NOT_RETRYABLE, 1), {"retry_given_up|not_retryable": 1}, {"given_up": 1}),
         (RetryRecovered(**ABOUT, total_attempts=2, elapsed_seconds=1.0), {"retry_recovered": 1}, {"recovered": 1}),
         (Admission(**ABOUT), {"admissions|accepted": 1}, {"accepted": 1}),
-        (
-            Admission(**ABOUT, inputs={"message": "Assignment deferred for 20ms"}),
-            {"admissions|deferred": 1},
-            {"deferred": 1},
-        ),
-        (
-            Admission(**ABOUT, inputs={"message": "Assignment accepted with degradation: light"}),
-            {"admissions|degraded": 1},
-            {"degraded": 1},
-        ),
+        (admitted("Assignment deferred for 20ms"), {"admissions|deferred": 1}, {"deferred": 1}),
+        (admitted("Assignment accepted with degradation: light"), {"admissions|degraded": 1}, {"degraded": 1}),
         (Admission(**ABOUT, status="rejected", reason="queue_full"), {"admissions|rejected": 1}, {"rejected": 1}),
-        (
-            Admission(**ABOUT, status="rejected", inputs={"refused": {"queue_full io": 4, "queue_full cpu": 1}}),
-            {"admissions|rejected": 5},
-            {"rejected": 5},
-        ),
+        (Admission(**ABOUT, status="rejected", inputs=REJECTED), {"admissions|rejected": 5}, {"rejected": 5}),
         (Dropped(**ABOUT, reason="dropped"), {"admissions|dropped": 1}, {"dropped": 1}),
-        (
-            Completed(**ABOUT, status="success", duration_ms=40),
-            {"jobs|success": 1, "job_seconds|0.05": 1, "job_seconds_sum": 0.04},
-            {"ended": 1, "succeeded": 1},
-        ),
-        (
-            Completed(**ABOUT, status="timeout", duration_ms=4_000_000),
-            {"jobs|timeout": 1, "job_seconds|+Inf": 1, "job_seconds_sum": 4000.0},
-            {"ended": 1, "failed": 1},
-        ),
+        (Completed(**ABOUT, status="success", duration_ms=40), SHORT, {"ended": 1, "succeeded": 1}),
+        (Completed(**ABOUT, status="timeout", duration_ms=4_000_000), LONG, {"ended": 1, "failed": 1}),
         (Completed(**ABOUT, status="cancelled"), {"jobs|cancelled": 1}, {"ended": 1}),
-        (Quarantined(**ABOUT, reason="spent"), {"quarantined": 1}, {"quarantined": 1}),
         (IdempotencyEvent(**ABOUT, idempotency_key="k", action="hit"), {"idempotency|hit": 1}, {}),
         (IdempotencyEvent(**ABOUT, idempotency_key="k", action="new word"), {"idempotency|other": 1}, {}),
         (

@@ -37,14 +37,11 @@ def test_a_server_is_ready_when_the_block_begins_and_gone_after_it_even_if_it_wa
             os.kill(server.pid, 0)
 
 
-def test_a_killed_server_comes_back_with_its_port_and_what_it_acknowledged(
-    own_nats_server: nats_servers.NatsServer,
-) -> None:
+def test_a_killed_server_comes_back_with_its_port_and_its_data(own_nats_server: nats_servers.NatsServer) -> None:
     before = own_nats_server.url
     assert asyncio.run(publish(before, "orders", b"1")) == 1
     with pytest.raises(nats_servers.NatsServerError, match="in use by another nats-server"):
         nats_servers.NatsServer(own_nats_server.folder).start()
-
     kill(own_nats_server)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((nats_servers.HOST, own_nats_server.port), timeout=30)
@@ -59,7 +56,6 @@ def test_a_frozen_server_does_not_answer_and_continues_where_it_was(own_nats_ser
         received = b""
         while not received.endswith(b"PONG\r\n"):
             received += client.recv(4096)
-
         with frozen(own_nats_server):
             client.sendall(b"PING\r\n")
             client.settimeout(0.5)
@@ -97,13 +93,10 @@ async def test_members_do_not_tell_clients_of_each_other(nats_cluster: list[nats
     client = await nats.connect(nats_cluster[0].url)
     known = len(client.servers)
     await client.close()
-
     assert known == 1
 
 
-def test_a_cluster_whose_port_is_taken_by_then_is_started_on_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_whose_port_is_taken_is_started_on_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free_ports = nats_servers._free_ports
     with socket.create_server((nats_servers.HOST, 0)) as taken:
         collisions = [[taken.getsockname()[1], *free_ports(2)]]
@@ -113,9 +106,7 @@ def test_a_cluster_whose_port_is_taken_by_then_is_started_on_others(
     assert collisions == []
 
 
-def test_a_port_that_is_taken_or_a_configuration_that_is_refused_is_reported_in_the_words_of_the_server(
-    tmp_path: Path,
-) -> None:
+def test_a_taken_port_or_a_refused_configuration_is_reported_in_the_words_of_the_server(tmp_path: Path) -> None:
     with socket.create_server((nats_servers.HOST, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(nats_servers.NatsServerError, match=rf"did not start: .*{port}.*address already in use"):
@@ -139,9 +130,7 @@ def test_a_token_is_needed_where_one_is_set_and_others_cannot_read_it(tmp_path: 
         assert all(path.stat().st_mode & 0o077 == 0 for path in kept)
 
 
-def test_the_program_is_found_on_the_path_when_it_is_not_beside_the_interpreter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_program_is_found_on_the_path_after_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bin" / "nats-server"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")

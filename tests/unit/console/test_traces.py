@@ -24,14 +24,8 @@ from reefknot.core.failure import FailureType
 from reefknot.errors import ParameterError, SourceError
 from reefknot.ingest.port import FetchRequest, Page
 from reefknot.policy.settings import Settings, load_settings
-from reefknot.queue.model.messages import (
-    AssignmentOptions,
-    Correlation,
-    ExecAssignment,
-    ExecResult,
-    Job,
-    assign_subject,
-)
+from reefknot.queue.model import messages
+from reefknot.queue.model.messages import AssignmentOptions, ExecAssignment, ExecResult, Job
 from reefknot.retrying.retrier import Retrier
 from reefknot.runtime.tracing import current_trace_id, current_traceparent, tracing
 from reefknot.testing import run_virtual
@@ -44,8 +38,6 @@ DOWN = ConnectionError("down")
 
 
 class Spans:
-    """The spans that have ended."""
-
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
         self.provider = TracerProvider()
@@ -165,9 +157,7 @@ def test_every_way_to_retry_is_an_operation_with_a_child_for_each_attempt(spans:
     assert (current_traceparent(), current_trace_id()) == (None, None)
 
 
-def test_a_call_that_gives_up_is_an_error_with_its_reason_and_a_wait_that_was_asked_for_is_no_error(
-    spans: Spans,
-) -> None:
+def test_a_call_that_gives_up_is_an_error_with_its_reason_and_a_wait_that_was_asked_for_is_none(spans: Spans) -> None:
     with pytest.raises(ConnectionError):
         rk.retry(**QUICK)(Flaky(*[ConnectionError("password=hunter2 refused\x1b[2J")] * 3))()
     *attempts, operation = spans.all()
@@ -265,7 +255,7 @@ async def flaky(inputs, context):
 
 
 def job(name: str, *, traceparent: str | None = None, deadline_ms: int | None = None, **payload: Any) -> ExecAssignment:
-    correlation = None if traceparent is None else Correlation(None, traceparent)
+    correlation = None if traceparent is None else messages.Correlation(None, traceparent)
     options = AssignmentOptions(deadline_ms=deadline_ms)
     return ExecAssignment(name, "r", Job("traced.flaky", payload), correlation=correlation, options=options)
 
@@ -291,9 +281,7 @@ def working(settings: Settings, *jobs: ExecAssignment, work: Callable[[System], 
 SUBMITTED = "reefknot.submit traced.flaky"
 
 
-def test_a_job_in_memory_has_one_span_with_its_attempts_below_the_submission(
-    spans: Spans, system_settings: Settings
-) -> None:
+def test_a_job_in_memory_is_one_span_below_its_submission(spans: Spans, system_settings: Settings) -> None:
     result = working(system_settings, job("a", failures=2))
     assert spans.tree() == [(SUBMITTED, [("reefknot.job traced.flaky", ["reefknot.attempt"] * 3)])]
     last = spans.named("reefknot.attempt")[-1]
@@ -302,10 +290,8 @@ def test_a_job_in_memory_has_one_span_with_its_attempts_below_the_submission(
     assert result.trace_id == trace_id
 
 
-def test_a_submission_goes_on_below_the_span_it_names_and_keeps_the_trace_id_of_its_own(
-    spans: Spans, system_settings: Settings
-) -> None:
-    named = structs.replace(job("a"), correlation=Correlation("order-7", TRACEPARENT))
+def test_a_submission_goes_on_below_its_span_and_keeps_its_trace_id(spans: Spans, system_settings: Settings) -> None:
+    named = structs.replace(job("a"), correlation=messages.Correlation("order-7", TRACEPARENT))
     assert working(system_settings, named).trace_id == "order-7"
     assert {f"{one.context.trace_id:032x}" for one in spans.all()} == {TRACEPARENT[3:35]}
     (submitted,), (ended,) = spans.named(SUBMITTED), spans.named("reefknot.job traced.flaky")
@@ -314,9 +300,7 @@ def test_a_submission_goes_on_below_the_span_it_names_and_keeps_the_trace_id_of_
     assert attributes(ended)["reefknot.trace_id"] == "order-7"
 
 
-def test_a_job_without_a_traceparent_is_a_trace_of_its_own_with_one_root(
-    spans: Spans, system_settings: Settings
-) -> None:
+def test_a_job_without_a_traceparent_is_a_trace_with_one_root(spans: Spans, system_settings: Settings) -> None:
     """As one that was submitted while its client did not trace."""
 
     async def work(system: System) -> ExecResult:
@@ -331,14 +315,12 @@ def test_a_job_without_a_traceparent_is_a_trace_of_its_own_with_one_root(
 
 
 @pytest.mark.parametrize("is_traced", [True, False])
-def test_a_router_sends_the_span_as_a_header_that_workers_of_others_understand(
-    spans: Spans, system_settings: Settings, is_traced: bool
-) -> None:
+def test_a_router_sends_the_span_as_a_standard_header(spans: Spans, system_settings: Settings, is_traced: bool) -> None:
     if not is_traced:
         traces.disable()
 
     async def work(system: System) -> dict[str, str]:
-        heard = system.store.transport().subscribe(assign_subject("worker-1"))
+        heard = system.store.transport().subscribe(messages.assign_subject("worker-1"))
         await (await system.submit(job("a", traceparent=TRACEPARENT)))
         return dict((await anext(aiter(heard))).headers)
 
@@ -348,9 +330,7 @@ def test_a_router_sends_the_span_as_a_header_that_workers_of_others_understand(
     assert (headers["traceparent"] == TRACEPARENT) is not is_traced
 
 
-def test_ends_without_an_attempt_or_in_the_middle_of_one_are_recorded_too(
-    spans: Spans, system_settings: Settings
-) -> None:
+def test_ends_without_an_attempt_or_in_one_are_recorded_too(spans: Spans, system_settings: Settings) -> None:
     """A deadline that passes while the worker pauses; jobs that are cancelled while they wait and while they run."""
 
     async def work(system: System) -> list[ExecResult]:
@@ -492,9 +472,7 @@ def test_variables_that_ask_for_no_traces_turn_nothing_on_and_odd_ones_are_a_war
     assert [one.getMessage() for one in caplog.records] == expected
 
 
-def test_what_the_sdk_refuses_is_a_warning_and_the_command_goes_on(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_sdk_refuses_is_a_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> object:
         raise ValueError("OTEL_BSP_MAX_QUEUE_SIZE must be positive, password=hunter2")
 

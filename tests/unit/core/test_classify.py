@@ -52,13 +52,8 @@ def test_the_documents_words_classify_as_the_documents_say(term: str, kind: Fail
 
 @for_each_row(("term", "kind"), [(term, kind) for term, kind in TERMS if " " in term])
 def test_words_may_be_joined_by_any_border(term: str, kind: FailureType) -> None:
-    for joined in (
-        term.replace(" ", "_"),
-        term.replace(" ", "-"),
-        term.title().replace(" ", ""),
-        term.replace(" ", " \n "),
-    ):
-        assert type_in(f"got {joined}") is kind, joined
+    joined = [*(term.replace(" ", border) for border in ("_", "-", " \n ")), term.title().replace(" ", "")]
+    assert {type_in(f"got {one}") for one in joined} == {kind}
 
 
 RATE_LIMITS = ("rate limited", "RateLimitExceeded", "RATE_LIMIT_EXCEEDED", "secondary-rate-limit", "status=429")
@@ -185,12 +180,8 @@ def kind_of(failure: Failure) -> tuple[ErrorCode, FailureType]:
 
 def test_each_piece_of_evidence_beats_the_ones_after_it() -> None:
     """A rate limit, a declared type, a declared code, the class, the status, the words."""
-    evidence: dict[str, Any] = {
-        "http_status": 429,
-        "failure_type": UNKNOWN,
-        "code": ErrorCode.invalid_input,
-        "exceptions": TIMEOUT,
-    }
+    evidence: dict[str, Any] = {"http_status": 429, "failure_type": UNKNOWN, "code": ErrorCode.invalid_input}
+    evidence["exceptions"] = TIMEOUT
     words = "access denied"
 
     assert kind_of(classify(words, **evidence)) == (ErrorCode.invalid_input, LIMITED)

@@ -68,8 +68,6 @@ class Failing:
 
 
 def key_events(store: IdempotencyStore, key: str, *, one_chain: bool = True) -> KeyEvents:
-    """Events of a call on a key, in the store's own log."""
-
     def event(action: str) -> IdempotencyEvent:
         return IdempotencyEvent(**envelope(wall=clock.wall()), idempotency_key=key, action=action)
 
@@ -84,7 +82,6 @@ async def once(
     *,
     chain: bool = True,
 ) -> Any:
-    """Run work under a key of this store."""
     return await Once(store).run(key, work, options or KeyOptions(), key_events(store, key, one_chain=chain))
 
 
@@ -93,5 +90,4 @@ async def events_in(log: AuditLog) -> list[AnyEvent]:
 
 
 async def actions_in(log: AuditLog) -> list[str]:
-    """Actions on keys, in order."""
     return [event.action for event in await events_in(log) if isinstance(event, IdempotencyEvent)]

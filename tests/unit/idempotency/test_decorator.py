@@ -1,4 +1,4 @@
-"""`@idempotent`: a function whose effect is guarded by a key."""
+"""`@idempotent`: a function whose effect is guarded by a key, and the store in scope."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import pytest
 import reefknot as rk
 from reefknot import errors, testing
 from reefknot.audit.model.event import IdempotencyEvent
+from reefknot.errors import NoStoreError
 from reefknot.idempotency import decorator as module
+from reefknot.idempotency.decorator import in_scope, store_in_scope
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
+from reefknot.stores.opening import open_store
 from tests.unit.idempotency.failing_store import actions_in, events_in
 
 
@@ -245,9 +248,7 @@ def test_two_functions_in_two_files_do_not_share_their_records(monkeypatch: pyte
         decorate(elsewhere)
 
 
-async def test_events_that_cannot_be_kept_now_are_kept_with_those_of_a_later_call(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_events_that_cannot_be_kept_are_kept_with_those_of_a_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
     @rk.idempotent(key=lambda: "k")
     async def work() -> int:
         return 1
@@ -265,9 +266,6 @@ async def test_events_that_cannot_be_kept_now_are_kept_with_those_of_a_later_cal
         await asyncio.sleep(2)
         await work()
         assert await actions_in(store.audit) == ["record", "hit", "hit"]
-
-
-# ---- audit, and mistakes in writing --------------------------------------------------------------------------------
 
 
 def test_a_wrong_form_and_an_unknown_setting_are_refused_with_the_right_one() -> None:
@@ -295,9 +293,7 @@ async def test_secrets_are_redacted_in_events_and_not_in_keys_or_results(url: st
 
 
 @pytest.mark.parametrize("setting", ["fail_open", "fail_closed", None])
-async def test_on_audit_failure_decides_what_a_failing_log_means(
-    setting: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_on_audit_failure_rules_a_failing_log(setting: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     charged: list[str] = []
 
     @rk.idempotent(key=lambda key: key, on_audit_failure=setting, name=f"charge.{setting}")
@@ -324,3 +320,45 @@ async def test_on_audit_failure_decides_what_a_failing_log_means(
         monkeypatch.undo()
         await asyncio.sleep(2)
         assert await charge("a") == "a"  # what has happened stays recorded
+
+
+async def test_the_innermost_open_store_is_in_scope_also_for_tasks_started_inside() -> None:
+    async def seen() -> object:
+        return store_in_scope()
+
+    async with open_store("memory:") as outer:
+        assert store_in_scope() is outer
+        async with open_store("memory:") as inner:
+            assert store_in_scope() is inner
+            assert await asyncio.create_task(seen()) is inner
+        with pytest.raises(ZeroDivisionError):
+            async with open_store("memory:"):
+                raise ZeroDivisionError
+    with pytest.raises(NoStoreError):
+        store_in_scope()
+
+
+async def test_a_store_is_in_scope_of_its_task_and_of_no_other_and_may_be_left_in_another() -> None:
+    opened, looked = asyncio.Event(), asyncio.Event()
+
+    async def opening() -> None:
+        async with open_store("memory:"):
+            opened.set()
+            await looked.wait()
+
+    task = asyncio.create_task(opening())
+    await opened.wait()
+    with pytest.raises(NoStoreError):
+        store_in_scope()
+    looked.set()
+    await task
+
+    scope = in_scope(MemoryStore(VirtualClock()))
+
+    async def enter() -> None:
+        scope.__enter__()
+
+    await asyncio.create_task(enter())
+    scope.__exit__(None, None, None)
+    with pytest.raises(NoStoreError):
+        store_in_scope()

@@ -80,7 +80,6 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def conn(request: pytest.FixtureRequest, path: str) -> Iterator[Any]:
-    """The caller's connection to it."""
     with closing(getattr(request, "param", sqlite3.connect)(path)) as conn:
         yield conn
 
@@ -156,7 +155,6 @@ def test_a_block_joins_an_open_transaction_and_leaves_the_commit_to_the_caller(c
     assert conn.in_transaction
     conn.execute("ROLLBACK")
     assert effects(path, conn) == 0
-
     conn.execute("BEGIN")
     pay(conn)
     conn.execute("COMMIT")
@@ -182,7 +180,6 @@ def test_nested_blocks_of_one_caller_share_the_outer_ones_end(conn: Any, path: s
             write_and_fail(conn, "inner too")
         assert effects(path) == 0
     assert effects(path) == 1
-
     outer = ledger(conn).once("another outer")
     outer.__enter__()
     pay(conn, "another inner")
@@ -288,9 +285,7 @@ def test_a_result_comes_back_as_json_or_as_its_type_to_the_first_caller_too(conn
         ("x" * claims.LARGEST_RESULT, errors.ResultTooLargeError),
     ],
 )
-def test_a_result_that_cannot_be_recorded_undoes_the_effect(
-    conn: Any, path: str, value: object, error: type[Exception]
-) -> None:
+def test_an_unkept_result_undoes_the_effect(conn: Any, path: str, value: object, error: type[Exception]) -> None:
     with pytest.raises(error):
         write_and_answer(conn, value)
     assert effects(path) == 0
@@ -301,7 +296,6 @@ def test_a_result_of_the_largest_size_is_kept_and_a_block_is_entered_once(conn: 
         claim.result = "x" * (claims.LARGEST_RESULT - 2)
     with ledger(conn).once("a") as claim:
         assert len(claim.result) == claims.LARGEST_RESULT - 2
-
     block = ledger(conn).once("a")
     enter(block)
     with pytest.raises(errors.IdempotencyError, match="entered before"):
@@ -388,7 +382,6 @@ def test_a_block_that_ends_its_own_transaction_is_told(
     with pytest.raises(errors.IdempotencyError, match="ended its own transaction"):
         write_and_end(conn, end)
     conn.rollback()
-
     if end is roll_back:
         assert pay(conn) == {"paid": 20}
     else:  # committed without its result: whether the whole effect happened, nobody can tell
@@ -419,9 +412,7 @@ def no_database(connect: Connect) -> Connect:
     ],
     indirect=["conn"],
 )
-def test_a_file_or_a_table_that_cannot_hold_a_ledger_is_named(
-    conn: Any, table: str, error: type[Exception], says: str | None
-) -> None:
+def test_what_cannot_hold_a_ledger_is_named(conn: Any, table: str, error: type[Exception], says: str | None) -> None:
     with pytest.raises(error, match=says):
         enter(ledger(conn, table=table).once("a"))
     assert not conn.in_transaction
@@ -457,9 +448,7 @@ def test_a_busy_handler_of_the_callers_own_is_left_in_place(path: str) -> None:
 
 @pytest.mark.parametrize("connect", BEGINS_BY_ITSELF.values(), ids=BEGINS_BY_ITSELF.keys())
 @pytest.mark.parametrize("first_ends", ["well", "badly"])
-async def test_a_second_task_waits_for_the_first_without_blocking_the_loop(
-    connect: Connect, path: str, first_ends: str
-) -> None:
+async def test_a_second_task_waits_for_the_first_beside_the_loop(connect: Connect, path: str, first_ends: str) -> None:
     """Both live in one loop: a driver that waited inside of its call would never let the first one end."""
     one, two = connect(path), connect(path)
     block = ledger(one).once("a")
@@ -553,9 +542,7 @@ def race(path: str, callers: int, work: Callable[[Any], object]) -> None:
 def test_sixteen_callers_of_each_key_have_one_effect_each(path: str) -> None:
     keys = [f"key-{n}" for n in range(12)]
     answers: list[Any] = []
-
     race(path, 16, lambda conn: answers.extend(pay(conn, key) for key in keys))
-
     assert effects(path) == len(keys)
     assert len(records(path)) == len(keys)
     assert answers == [{"paid": 20}] * 16 * len(keys)
@@ -565,9 +552,7 @@ def test_control_callers_that_look_and_then_act_have_two_effects(conn: Any, path
     enter(ledger(conn).once("makes the table"))
     conn.close()
     both_looked = Barrier(2)
-
     race(path, 2, lambda conn: naive(conn, "a", lambda: both_looked.wait(10)))
-
     assert effects(path) == 2
 
 
@@ -588,7 +573,6 @@ def die_everywhere(variant: str, path: str) -> list[tuple[int, int]]:
 
 def test_killed_at_any_statement_and_restarted_there_is_one_effect_and_one_record(tmp_path: Path) -> None:
     counts = die_everywhere("txn", str(tmp_path / "app.db"))
-
     assert len(counts) >= 10
     assert set(counts) == {(1, 1)}
 
@@ -597,9 +581,7 @@ def test_killed_at_any_statement_and_restarted_there_is_one_effect_and_one_recor
 def test_control_a_record_outside_of_the_transaction_doubles_or_loses_the_effect(
     tmp_path: Path, variant: str, wrong: int
 ) -> None:
-    counts = die_everywhere(variant, str(tmp_path / "app.db"))
-
-    assert wrong in {effects for effects, _ in counts}
+    assert wrong in {effects for effects, _ in die_everywhere(variant, str(tmp_path / "app.db"))}
 
 
 # ---- what it costs to load -------------------------------------------------------------------------------------------
@@ -614,5 +596,4 @@ def test_a_driver_is_imported_only_for_its_own_connections(driver: str, loaded: 
         "conn.close(); print([name for name in ('apsw', 'psycopg') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-
     assert done.stdout.strip() == str(loaded), done.stderr

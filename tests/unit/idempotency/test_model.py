@@ -65,22 +65,10 @@ def test_a_key_is_a_text_within_its_bounds(key: str, error: type[Exception] | No
 
 
 def test_an_absent_key_is_claimed_held_until_its_lease_ends_and_then_taken_over() -> None:
-    assert held() == model.KeyRecord(
-        key="k",
-        state=model.KeyState.IN_PROGRESS,
-        owner="me",
-        fence=3,
-        lease_until=1_500,
-        lease_ms=500,
-        fingerprint="print",
-        guard=False,
-        result=None,
-        failure=None,
-        metadata=None,
-        created_at=50_000,
-        updated_at=50_000,
-        expires_at=60_500,
-    )
+    whose = {"key": "k", "state": model.KeyState.IN_PROGRESS, "owner": "me", "fence": 3, "fingerprint": "print"}
+    lease = {"lease_until": 1_500, "lease_ms": 500, "guard": False}
+    times = {"created_at": 50_000, "updated_at": 50_000, "expires_at": 60_500}
+    assert structs.asdict(held()) == whose | lease | times | dict.fromkeys(("result", "failure", "metadata"))
 
     assert ask(held(), now=Moment(1_499, 50_499)) == model.Busy(held(), 1)
     answer = ask(held(), now=Moment(1_500, 50_500))
@@ -102,7 +90,6 @@ def test_the_owner_asking_again_gets_the_same_record_an_ended_key_is_a_hit_and_a
     assert ask(held(), owner="me") == model.Claimed(held())
     for record in (ended(model.Done("1")), ended(model.Failed("2"))):
         assert ask(record) == model.Hit(record)
-
     answer = ask(ended(model.Released()), now=Moment(2_000, 51_000))
     assert isinstance(answer, model.Claimed)
     assert not answer.taken_over
@@ -133,7 +120,6 @@ def test_renewing_moves_the_lease_and_a_live_lease_a_guard_or_an_unknown_outcome
     record = model.renew(held(), model.Claim("k", "me", 3), now=later, lease_ms=700, retention_ms=RETENTION)
     assert isinstance(record, model.KeyRecord)
     assert (record.lease_until, record.lease_ms, record.expires_at, record.updated_at) == (2_100, 700, 61_100, 50_400)
-
     late = Moment(10**9, 10**9)
     assert not model.is_spent(ended(model.Unknown()), late)
     assert not model.is_spent(held(guard=True), late)
@@ -174,9 +160,7 @@ def test_the_same_ending_twice_changes_nothing_and_only_an_unknown_outcome_can_b
     assert model.finish(record, mine, model.Done("1"), now=Moment(9, 99_999), retention_ms=RETENTION) is record
     for other in (model.Done("2"), model.Failed("1"), model.Released()):
         assert model.finish(record, mine, other, now=NOW, retention_ms=RETENTION) == model.Lost(record)
-
-    unknown = ended(model.Unknown())
-    told = model.resolve(unknown, model.Done("1"), now=NOW, retention_ms=RETENTION)
+    told = model.resolve(ended(model.Unknown()), model.Done("1"), now=NOW, retention_ms=RETENTION)
     assert isinstance(told, model.KeyRecord)
     assert told.state is model.KeyState.DONE
     assert model.resolve(told, model.Failed("1"), now=NOW, retention_ms=RETENTION) == model.Lost(told)

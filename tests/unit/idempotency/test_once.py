@@ -63,7 +63,6 @@ class Effect:
 
 
 async def begun(work: Coroutine[Any, Any, Any], seconds: float = 1.0) -> asyncio.Task[Any]:
-    """A task that has run for a while."""
     task = asyncio.create_task(work)
     await asyncio.sleep(seconds)
     return task
@@ -85,9 +84,7 @@ async def record_of(keys: Failing) -> KeyRecord:
 
 
 @pytest.mark.parametrize(("gives", "answer"), [(ITS_NUMBER, {"time": 1}), (None, None)])
-async def test_the_second_caller_gets_the_recorded_answer_and_no_effect(
-    keys: Failing, gives: object, answer: object
-) -> None:
+async def test_the_second_caller_gets_the_record_and_no_effect(keys: Failing, gives: object, answer: object) -> None:
     effect = Effect(gives=gives)
     assert await once(keys, "k", effect) == answer
     assert (await once(keys, "k", effect), effect.times) == (answer, 1)
@@ -159,9 +156,7 @@ ENDLESS.append(ENDLESS)
 
 @pytest.mark.parametrize("value", [object(), float("nan"), {"a": {1: float("inf")}}, lambda: None, ENDLESS])
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "remembered"])
-async def test_a_result_that_is_not_json_is_refused_and_the_effect_is_not_repeated(
-    keys: Failing, value: object, recorded: bool
-) -> None:
+async def test_a_result_that_is_no_json_is_refused_but_kept_once(keys: Failing, value: object, recorded: bool) -> None:
     effect = Effect(gives=value)
     keys.fails["finish"] = 0 if recorded else 6
     with pytest.raises(errors.NotJsonError):
@@ -331,9 +326,7 @@ async def test_a_second_cancellation_does_not_keep_the_key_from_being_released(k
 
 
 @pytest.mark.parametrize("chain", [True, False])
-async def test_a_caller_cancelled_while_its_result_is_recorded_does_not_undo_the_record(
-    keys: Failing, chain: bool
-) -> None:
+async def test_a_caller_cancelled_while_its_result_is_recorded_keeps_the_record(keys: Failing, chain: bool) -> None:
     effect = Effect()
     await cancelled(await begun(once(Slow(keys), "k", effect, chain=chain), 2))
     assert (await once(keys, "k", effect), effect.times) == ({"time": 1}, 1)
@@ -391,7 +384,6 @@ async def test_under_a_guard_an_exception_leaves_the_outcome_to_a_person(keys: F
         await once(keys, "k", effect, GUARD)
     assert "did it arrive?" in ((await record_of(keys)).failure or "")
     assert (await actions_in(keys.audit), effect.times) == (["unknown", "unknown"], 1)
-
     await keys.resolve("k", Done('"it arrived"'))
     assert await once(keys, "k", effect, GUARD) == "it arrived"
 
@@ -423,7 +415,6 @@ async def test_a_record_is_tried_again_with_one_event_and_the_effect_is_not(keys
     keys.fails["finish"] = 4
     assert (await once(keys, "k", effect), effect.times, keys.calls["finish"]) == ({"time": 1}, 1, 5)
     assert await actions_in(keys.audit) == ["record"]
-
     keys.done_but_lost["finish"] = 2
     assert await once(keys, "other", Effect()) == {"time": 1}
     assert await actions_in(keys.audit) == ["record", "record"]
@@ -514,9 +505,7 @@ async def test_a_store_that_does_not_answer_is_an_error_with_a_bound(keys: Faili
     await asyncio.sleep(60)
 
 
-async def test_a_key_that_cannot_be_released_does_not_hide_why_the_work_failed(
-    keys: Failing, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unreleased_key_hides_no_failure_of_the_work(keys: Failing, caplog: pytest.LogCaptureFixture) -> None:
     keys.fails["finish"] = 1
     with pytest.raises(ConnectionError, match="the real reason"):
         await once(keys, "k", Effect(error=ConnectionError("the real reason")), KeyOptions(lease=6))
@@ -566,8 +555,7 @@ def test_a_mode_is_known_by_its_name_and_txn_is_refused_with_where_to_find_it() 
 
 async def held_by(keys: Failing, owner: str, mode: Mode = Mode.RETRY) -> None:
     """The key `k` is held by this owner, for a minute."""
-    answer = await keys.claim("k", owner=owner, lease=60, guard=mode is Mode.GUARD)
-    assert isinstance(answer, Claimed)
+    assert isinstance(await keys.claim("k", owner=owner, lease=60, guard=mode is Mode.GUARD), Claimed)
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -591,9 +579,7 @@ async def test_a_key_whose_process_lives_or_is_not_known_is_waited_for(keys: Fai
         await once(keys, "k", Effect(), KeyOptions(wait=5.0))
 
 
-async def test_a_caller_that_waits_notices_that_the_process_ends(
-    keys: Failing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_caller_that_waits_sees_the_process_end(keys: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[str] = []
     monkeypatch.setattr("reefknot.idempotency.waiting.owner_is_gone", lambda owner: owner in gone)
     loop = asyncio.get_running_loop()

@@ -115,7 +115,6 @@ async def test_a_thread_of_async_code_reaches_the_store_that_is_open_there(url: 
     charge, effects = counted()
     async with rk.open_store(url):
         found = list(await asyncio.gather(*(asyncio.to_thread(charge, "a") for _ in range(4))))
-
     assert (found, len(effects)) == ([{"charged": "a"}] * 4, 1)
 
 
@@ -209,16 +208,13 @@ def step(inputs, context):
 
 
 @pytest.mark.real_time
-async def test_a_plain_step_of_a_worker_reaches_the_store_of_its_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_plain_step_reaches_the_store_of_its_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plain_steps.py").write_text(STEPS)
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = load_settings(None, environ={}, cwd=tmp_path)
     async with running_system("memory:", settings, modules=("plain_steps",), drain=0) as system:
         jobs = [ExecAssignment(f"a{number}", "r", Job("plain.charge", {"order": "o-7"})) for number in (1, 2)]
         found = [(await (await system.submit(job))).output for job in jobs]
-
     assert found == [{"answer": {"charged": "o-7"}, "effects": 1}] * 2
 
 

@@ -13,19 +13,8 @@ import apsw
 import pytest
 from msgspec.structs import replace
 
+from reefknot import errors
 from reefknot.core.failure import FailureType
-from reefknot.errors import (
-    ChangesLostError,
-    ParameterError,
-    SourceError,
-    StoreCorruptError,
-    StoreFullError,
-    StoreLockedError,
-    StorePermissionError,
-    StoreReplacedError,
-    StoreUnavailableError,
-    StoreVersionError,
-)
 from reefknot.ingest import document_rows
 from reefknot.ingest import documents as module
 from reefknot.ingest.document_rows import search_expression
@@ -92,14 +81,14 @@ async def test_a_newer_file_and_another_programs_file_are_refused_and_left_alone
         ("notes.db", "no database"),
     ):
         before = (tmp_path / name).read_bytes()
-        with pytest.raises((StoreVersionError, StoreCorruptError), match=words):
+        with pytest.raises((errors.StoreVersionError, errors.StoreCorruptError), match=words):
             async with opened(tmp_path / name):
                 pass
         assert (tmp_path / name).read_bytes() == before
 
 
 async def test_a_file_that_is_missing_is_made_only_when_it_may_be(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailableError):
+    with pytest.raises(errors.StoreUnavailableError):
         async with opened(tmp_path / "d.db", create=False):
             pass
     assert os.listdir(tmp_path) == []
@@ -109,7 +98,7 @@ async def test_a_file_that_others_keep_locked_is_waited_for_and_then_named_locke
     async with opened(tmp_path / "d.db", patience=0.05) as documents:
         other = apsw.Connection(str(tmp_path / "d.db"))
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreLockedError):
+        with pytest.raises(errors.StoreLockedError):
             await documents.keep("s", ONE, after=Position())
         assert await documents.position("s") == Position(), "reads do not wait for writers"
         other.execute("ROLLBACK")
@@ -121,7 +110,7 @@ async def test_a_file_that_was_replaced_is_not_written_any_more(tmp_path: Path) 
     async with opened(tmp_path / "d.db") as documents:
         position = await documents.keep("s", ONE, after=Position())
         (tmp_path / "d.db").rename(tmp_path / "elsewhere.db")
-        with pytest.raises(StoreReplacedError, match=r"the file of the documents was deleted.*remove .*-wal"):
+        with pytest.raises(errors.StoreReplacedError, match=r"the file of the documents was deleted.*remove .*-wal"):
             await documents.keep("s", ONE, after=position)
     for left in ("d.db-wal", "d.db-shm"):
         (tmp_path / left).unlink(missing_ok=True)
@@ -143,7 +132,7 @@ async def test_a_value_of_a_wrong_type_is_the_connectors_mistake_and_not_the_sto
 ) -> None:
     wrong = replace(ONE.documents[0], **{field: value})
     for writing in (documents.keep("notes", Page("1", (wrong,)), after=Position()), documents.put("notes", [wrong])):
-        with pytest.raises(ParameterError, match=rf"^{field}=.* at .*{wrong.location}.*correct the connector"):
+        with pytest.raises(errors.ParameterError, match=rf"^{field}=.* at .*{wrong.location}.*correct the connector"):
             await writing
     await documents.keep("notes", ONE, after=Position())
 
@@ -151,7 +140,7 @@ async def test_a_value_of_a_wrong_type_is_the_connectors_mistake_and_not_the_sto
 async def test_a_page_of_something_else_is_the_connectors_mistake(documents: SqliteDocuments) -> None:
     pages: list[Any] = [Page("1", (5,)), Page("1", deleted=(5,)), Page(5)]  # type: ignore[arg-type]
     for page in pages:
-        with pytest.raises(ParameterError, match="correct the connector"):
+        with pytest.raises(errors.ParameterError, match="correct the connector"):
             await documents.keep("notes", page, after=Position())
 
 
@@ -160,13 +149,13 @@ async def test_values_that_only_sqlite_refuses_are_no_outage(
 ) -> None:
     monkeypatch.setattr(document_rows, "_check_types", lambda document: None)
     wrong = replace(ONE.documents[0], modified_at=1.5)
-    with pytest.raises(ParameterError, match="cannot store REAL value in INTEGER column"):
+    with pytest.raises(errors.ParameterError, match="cannot store REAL value in INTEGER column"):
         await documents.keep("notes", Page("1", (wrong,)), after=Position())
     await documents.keep("notes", ONE, after=Position())
 
 
 async def test_a_cursor_that_is_too_long_is_permanent_and_names_the_source(documents: SqliteDocuments) -> None:
-    with pytest.raises(SourceError, match="the connector of notes returned a cursor of 262145") as caught:
+    with pytest.raises(errors.SourceError, match="the connector of notes returned a cursor of 262145") as caught:
         await documents.keep("notes", Page("c" * (LARGEST_CURSOR + 1)), after=Position())
     assert caught.value.failure_type is FailureType.PERMANENT
 
@@ -175,7 +164,7 @@ async def test_a_page_that_a_full_disk_refuses_is_kept_by_the_next_try(tmp_path:
     disk = FaultyDisk(Hook(), name="full-documents")
     async with opened(tmp_path / "d.db", opener=disk.opener()) as documents:
         disk.hook = Failing(["write"], 1, disk_full, lasts=1)
-        with pytest.raises(StoreFullError):
+        with pytest.raises(errors.StoreFullError):
             await documents.keep("s", ONE, after=Position())
         assert (await documents.position("s"), await documents.search("words")) == (Position(), [])
         assert (await documents.keep("s", ONE, after=Position())).sequence == 1
@@ -187,7 +176,7 @@ async def test_after_an_error_of_the_disk_the_file_is_opened_anew(tmp_path: Path
     async with opened(tmp_path / "d.db", opener=disk.opener()) as documents:
         first = await documents._run(id)
         disk.hook = Failing(["sync"], 1, disk_error, lasts=1)
-        with pytest.raises(StoreUnavailableError, match="the disk reported an error"):
+        with pytest.raises(errors.StoreUnavailableError, match="the disk reported an error"):
             await documents.keep("s", ONE, after=Position())
         assert await documents._run(lambda connection: connection.in_transaction) is False
         position = await documents.position("s")
@@ -202,7 +191,7 @@ async def test_a_statement_that_takes_too_long_is_ended_and_changes_nothing(
     endless = "WITH RECURSIVE n (v) AS (SELECT 1 UNION ALL SELECT v + 1 FROM n) SELECT max(v) FROM n"
     async with opened(tmp_path / "d.db", inline=True) as documents:
         monkeypatch.setattr(module, "STORE_S", 0.05)
-        with pytest.raises(StoreUnavailableError, match=r"more than 0\.05 s"):
+        with pytest.raises(errors.StoreUnavailableError, match=r"more than 0\.05 s"):
             await documents._run(lambda connection: connection.execute(endless).fetchall())
         monkeypatch.undo()
         await documents.keep("s", ONE, after=Position())
@@ -213,7 +202,7 @@ async def test_a_disk_that_does_not_answer_does_not_hold_the_caller(
 ) -> None:
     monkeypatch.setattr(module, "STORE_S", 0.02)
     answers = threading.Event()
-    with pytest.raises(StoreUnavailableError, match="the disk has not answered"):
+    with pytest.raises(errors.StoreUnavailableError, match="the disk has not answered"):
         await documents._run(lambda connection: answers.wait(60))
     monkeypatch.undo()
     answers.set()
@@ -222,7 +211,7 @@ async def test_a_disk_that_does_not_answer_does_not_hold_the_caller(
 async def test_closed_documents_say_so(tmp_path: Path) -> None:
     async with opened(tmp_path / "d.db") as documents:
         pass
-    with pytest.raises(StoreUnavailableError, match="it is closed"):
+    with pytest.raises(errors.StoreUnavailableError, match="it is closed"):
         await documents.counts()
 
 
@@ -332,7 +321,7 @@ async def test_documents_that_are_open_for_reading_are_read_make_no_file_and_ref
     async with opened(tmp_path / "d.db", create=False, read_only=True) as documents:
         assert [hit.id for hit in await documents.search("words")] == ["a"]
         assert (await documents.position("notes")).cursor == "1"
-        with pytest.raises(StorePermissionError, match="open for reading only"):
+        with pytest.raises(errors.StorePermissionError, match="open for reading only"):
             await documents.keep("notes", ONE, after=Position("1", 1))
         assert files(tmp_path) == before
 
@@ -343,14 +332,14 @@ async def test_a_file_that_was_written_while_it_was_read_without_locks_is_told_a
     async with opened(tmp_path / "d.db", create=False, read_only=True) as reading:
         async with opened(tmp_path / "d.db") as documents:
             await documents.forget("notes", documents=True)
-        with pytest.raises(StoreReplacedError, match=r"was written, closed or replaced .*; try again"):
+        with pytest.raises(errors.StoreReplacedError, match=r"was written, closed or replaced .*; try again"):
             await reading.counts()
         assert await reading.search("words") == []
 
 
 async def test_a_file_without_the_tables_cannot_be_read_where_it_may_not_be_written(tmp_path: Path) -> None:
     (tmp_path / "d.db").touch()
-    with pytest.raises(StoreVersionError, match=r"it has version 0, .* it may not be written"):
+    with pytest.raises(errors.StoreVersionError, match=r"it has version 0, .* it may not be written"):
         async with opened(tmp_path / "d.db", create=False, read_only=True):
             pass
 
@@ -381,7 +370,7 @@ async def test_a_search_that_takes_too_long_ends_in_time_and_holds_up_neither_cl
     with monkeypatch.context() as patched:
         if not is_interrupted:
             patched.setattr(SqliteDocuments, "_interrupt", lambda self: None)
-        with pytest.raises(StoreUnavailableError, match=r"more than 0\.05 s, and was ended.*fewer words"):
+        with pytest.raises(errors.StoreUnavailableError, match=r"more than 0\.05 s, and was ended.*fewer words"):
             await documents.search(PREFIXES)
     if not is_interrupted:
         await asyncio.sleep(0.3)
@@ -409,7 +398,7 @@ async def test_a_file_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> 
     (tmp_path / "d.db").write_text("no database at all, but notes " * 30)
     before = threading.active_count()
     for _ in range(3):
-        with pytest.raises(StoreCorruptError):
+        with pytest.raises(errors.StoreCorruptError):
             async with opened(tmp_path / "d.db"):
                 pass
     for one in threading.enumerate():
@@ -426,7 +415,7 @@ async def test_a_consumer_of_a_file_that_was_deleted_and_made_again_has_to_start
             if number == 3:
                 cursor = (await documents.changes(after=cursor, limit=10_000)).cursor
             else:
-                with pytest.raises(ChangesLostError, match="start over"):
+                with pytest.raises(errors.ChangesLostError, match="start over"):
                     await documents.changes(after=cursor, limit=10_000)
         (tmp_path / "d.db").unlink()
 
@@ -437,5 +426,5 @@ async def test_a_consumer_of_a_file_that_is_replaced_meanwhile_is_not_left_waiti
     await documents.keep("s", ONE, after=Position())
     cursor = (await documents.changes()).cursor
     (tmp_path / "d.db").rename(tmp_path / "elsewhere.db")
-    with pytest.raises(StoreReplacedError):
+    with pytest.raises(errors.StoreReplacedError):
         await documents.changes(after=cursor)

@@ -17,7 +17,9 @@ from reefknot.ingest.jobs import IngestionJob
 from reefknot.ingest.orchestrator import IngestionOrchestrator
 from reefknot.ingest.port import Document, FetchRequest, ItemFailure, Page
 from reefknot.ingest.sync import SyncSummary
+from reefknot.queue.model.transitions import Requeue
 from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.queue.port.work_queue import WorkFilter
 from tests.unit.ingest.world import Crowd, FunctionConnector, MemorySink, World, document, numbered, page
 
 
@@ -291,7 +293,7 @@ async def test_a_cancelled_job_stops_within_seconds_and_may_clean_up(world: Worl
     assert stopped_after <= 2
     assert cleaned_up
     assert (await world.state("sync"), world.sink.documents) == (WorkState.CANCELLED, {})
-    assert await world.store.work.retry(["sync"], who="ann", why="after all") == ["sync"]
+    assert await world.store.work.change(WorkFilter(ids=("sync",)), Requeue("ann", "after all")) == ["sync"]
     await asyncio.sleep(510)
     assert await world.state("sync") is WorkState.SUCCEEDED
 

@@ -17,8 +17,9 @@ from reefknot.ingest.sources import remembered_jobs
 from reefknot.ingest.sync import ProgressWatch, SyncLimits
 from reefknot.queue.model.source_health import HealthRules, SourceCondition
 from reefknot.queue.model.work import WorkState
-from reefknot.queue.port.work_queue import QuarantineFilter
-from tests.unit.ingest.world import Fetch, SinkOfOneSource, World, document, failing, numbered, page
+from reefknot.queue.port.work_queue import WorkFilter
+from tests.unit.ingest.connectors.memory_sink import MemorySink as SinkOfOneSource
+from tests.unit.ingest.world import Fetch, World, document, failing, numbered, page
 
 HOUR = 3600.0
 
@@ -121,7 +122,7 @@ async def test_an_item_whose_job_has_ended_is_remembered_again_when_it_fails_in_
     await world.synced(seconds=5)
     aside = await world.aside()
     if state == "discarded":
-        await world.store.quarantine.discard(QuarantineFilter(source="notes"), who="ann", reason="no")
+        await world.store.quarantine.discard(WorkFilter(source="notes"), who="ann", reason="no")
     else:
         shoal.bad = lambda n: state != "succeeded"
         await world.jobs.requeue([aside.id], who="ann", why="again")

@@ -168,13 +168,9 @@ def test_a_failure_is_made_from_what_is_known_of_it_and_an_exception_by_its_ance
 @for_each_row(
     ("given_", "accepted"),
     [
-        ({"code": "http_eror"}, "one of none, invalid_input"),
-        ({"code": "9999"}, "one of none, invalid_input"),
-        ({"code": "²"}, "one of none, invalid_input"),
-        ({"failure_type": "sometimes"}, "one of transient, rate_limited, permanent, unknown"),
-        ({"failure_type": []}, "one of transient, rate_limited, permanent, unknown"),
-        ({"http_status": "503"}, "a whole number, such as 503"),
-        ({"http_status": True}, "a whole number, such as 503"),
+        *(({"code": wrong}, "one of none, invalid_input") for wrong in ("http_eror", "9999", "²")),
+        *(({"failure_type": wrong}, "one of transient, rate_limited, perm") for wrong in ("sometimes", [])),
+        *(({"http_status": wrong}, "a whole number, such as 503") for wrong in ("503", True)),
     ],
 )
 def test_what_is_no_failure_is_refused_with_what_is_accepted(given_: dict[str, Any], accepted: str) -> None:
@@ -186,11 +182,8 @@ def test_what_is_no_failure_is_refused_with_what_is_accepted(given_: dict[str, A
 @for_each_row(
     ("given_", "least"),
     [
-        ({"retry_count": -1}, 0),
-        ({"retry_count": 1.5}, 0),
-        ({"retry_count": True}, 0),
-        ({"timeout_ms": 0}, 1),
-        ({"timeout_ms": "5"}, 1),
+        *(({"retry_count": wrong}, 0) for wrong in (-1, 1.5, True)),
+        *(({"timeout_ms": wrong}, 1) for wrong in (0, "5")),
         ({"backoff_ms": -1}, 0),
     ],
 )
@@ -279,9 +272,8 @@ def test_each_failure_is_retried_as_the_book_says_of_it(
 
 
 def test_a_retrier_of_the_book_is_a_policy_for_the_decorator(virtual_time: VirtualClock) -> None:
-    book = PolicyBook.loads(
-        "operations: {NATS_PUBLISH: {jitter_enabled: false, non_retryable_exceptions: [ValueError]}}"
-    )
+    operation = "operations: {NATS_PUBLISH: {jitter_enabled: false, non_retryable_exceptions: [ValueError]}}"
+    book = PolicyBook.loads(operation)
     calls: list[int] = []
 
     @rk.retry(policy=book.retrier("operation:nats.publish"))
@@ -340,9 +332,8 @@ def test_a_source_has_its_own_retrier_and_the_options_of_a_retrier_stand_above_t
 
 def test_the_time_budget_of_a_block_ends_its_retries(virtual_time: VirtualClock) -> None:
     """30 s for all of it unless the request says otherwise."""
-    book = PolicyBook.loads(
-        "worker: {retries: {v2: {default_policy: {max_attempts: 50, jitter_type: none, base_delay_ms: 4000}}}}"
-    )
+    policy = "{max_attempts: 50, jitter_type: none, base_delay_ms: 4000}"
+    book = PolicyBook.loads(f"worker: {{retries: {{v2: {{default_policy: {policy}}}}}}}")
     outcome = book.retrier("block:x").run(failing(ConnectionError()))
 
     assert virtual_time.waits == pytest.approx([4.0, 8.0, 16.0])

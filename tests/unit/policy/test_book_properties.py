@@ -45,19 +45,11 @@ BLOCKS = st.dictionaries(
     max_size=3,
 )
 HUNDRED = some_of(retryable=st.booleans())
+EXCEPTIONS = st.dictionaries(st.sampled_from(["404", "408", "425", "429"]), st.booleans(), max_size=3)
 NETWORK = some_of(
     **BACKOFF,
     retryable=st.booleans() | some_of(network_error=st.booleans(), http_error=st.booleans() | st.just("conditional")),
-    http_status_mapping=st.fixed_dictionaries(
-        {},
-        optional={
-            "4xx": some_of(
-                retryable=st.booleans(),
-                exceptions=st.dictionaries(st.sampled_from(["404", "408", "425", "429"]), st.booleans(), max_size=3),
-            ),
-            "5xx": HUNDRED,
-        },
-    ),
+    http_status_mapping=some_of(**{"4xx": some_of(retryable=st.booleans(), exceptions=EXCEPTIONS), "5xx": HUNDRED}),
 )
 WORKER = some_of(
     enabled=st.booleans(),

@@ -20,6 +20,7 @@ from tests.rows import for_each_row
 
 V2 = "worker.retries.v2"
 QUEUE = "worker.queue.v2"
+ATTEMPTS = f"{V2}.default_policy.max_attempts"
 
 
 def mistakes(text: str, name: str = "reefknot.yaml") -> tuple[Problem, ...]:
@@ -54,14 +55,14 @@ def test_an_empty_configuration_is_the_built_in_book() -> None:
 @for_each_row(
     ("path", "value", "message"),
     [
-        (f"{V2}.default_policy.max_attempts", "101", "101 is out of bounds; accepted: from 0 to 100"),
-        (f"{V2}.default_policy.max_attempts", "-1", "-1 is out of bounds; accepted: from 0 to 100"),
-        (f"{V2}.default_policy.max_attempts", "2.5", "2.5 is not accepted; accepted: a whole number"),
-        (f"{V2}.default_policy.max_attempts", "3.0", "3.0 is not accepted; accepted: a whole number"),
-        (f"{V2}.default_policy.max_attempts", "'3'", "'3' is not accepted; accepted: a whole number"),
-        (f"{V2}.default_policy.max_attempts", "true", "true is not accepted; accepted: a whole number"),
-        (f"{V2}.default_policy.max_attempts", "[3]", "a list is not accepted; accepted: a whole number"),
-        (f"{V2}.default_policy.max_attempts", "{a: 3}", "a mapping is not accepted; accepted: a whole number"),
+        (ATTEMPTS, "101", "101 is out of bounds; accepted: from 0 to 100"),
+        (ATTEMPTS, "-1", "-1 is out of bounds; accepted: from 0 to 100"),
+        *(
+            (ATTEMPTS, given, f"{given} is not accepted; accepted: a whole number")
+            for given in ("2.5", "3.0", "'3'", "true")
+        ),
+        (ATTEMPTS, "[3]", "a list is not accepted; accepted: a whole number"),
+        (ATTEMPTS, "{a: 3}", "a mapping is not accepted; accepted: a whole number"),
         (f"{V2}.default_policy.base_delay_ms", "fast", "'fast' is not accepted; accepted: a number"),
         (f"{V2}.default_policy.base_delay_ms", "-1", "-1 is out of bounds; accepted: from 0 to 86400000"),
         (f"{V2}.default_policy.jitter_factor", "2", "2 is out of bounds; accepted: from 0 to 1"),
@@ -283,10 +284,8 @@ def test_a_typo_in_300_lines_is_found_with_its_line_and_a_suggestion(line: int) 
 @for_each_row(
     ("steps", "shown"),
     [
-        ("{degraded: 0.9}", "0.9, 0.8, 1"),
-        ("{overloaded: 0.5}", "0.5, 0.5, 1"),
-        ("{critical: 0.8}", "0.5, 0.8, 0.8"),
-        ("{degraded: 3, overloaded: 2, critical: 1}", "3, 2, 1"),
+        *(("{degraded: 0.9}", "0.9, 0.8, 1"), ("{overloaded: 0.5}", "0.5, 0.5, 1")),
+        *(("{critical: 0.8}", "0.5, 0.8, 0.8"), ("{degraded: 3, overloaded: 2, critical: 1}", "3, 2, 1")),
     ],
 )
 def test_thresholds_have_to_ascend(steps: str, shown: str) -> None:
@@ -299,16 +298,13 @@ def test_the_named_rejection_policy_cannot_be_disabled_and_the_others_can() -> N
     (problem,) = mistakes(nested(QUEUE, "{rejection_policy: defer, policies: {defer: {enabled: false}}}"))
     assert problem.path == f"{QUEUE}.policies.defer.enabled"
     assert problem.message == "rejection_policy names 'defer', so it cannot be disabled; accepted: true"
-    for accepted in (
-        "{rejection_policy: defer, policies: {defer: {enabled: true}}}",
-        "{rejection_policy: defer, policies: {degrade: {enabled: false}}}",
-        "{rejection_policy: defer, policies: {defer: {max_defer_time_ms: 5}}}",
-        "{policies: {reject_new: {enabled: false}}}",
-    ):
-        checked(read_text(nested(QUEUE, accepted)))
+    for policies in ("defer: {enabled: true}", "degrade: {enabled: false}", "defer: {max_defer_time_ms: 5}"):
+        checked(read_text(nested(QUEUE, f"{{rejection_policy: defer, policies: {{{policies}}}}}")))
+    checked(read_text(nested(QUEUE, "{policies: {reject_new: {enabled: false}}}")))
 
 
 TWO_OVERRIDES = "{transient: {\n base_delay_ms: 20000},\n connection_timeout: {\n max_delay_ms: 5000}}"
+OF_THE_FAMILY = "{http: {max_delay_ms: 5000}, http.request: {\n base_delay_ms: 6000}}"
 CONTRADICTIONS: list[tuple[str, str]] = [
     *(
         (f"worker: {{retries: {{v2: {{{text}}}}}}}", target)
@@ -319,10 +315,7 @@ CONTRADICTIONS: list[tuple[str, str]] = [
             ("block_policies: {http: {\n base_delay_ms: 31000}}", "block:http"),
             ("block_policies: {http: {error_overrides: {'503': {\n max_delay_ms: 5}}}}", "block:http"),
             (f"block_policies: {{http: {{error_overrides: {TWO_OVERRIDES}}}}}", "block:http"),
-            (
-                "block_policies: {http: {max_delay_ms: 5000}, http.request: {\n base_delay_ms: 6000}}",
-                "block:http.request",
-            ),
+            (f"block_policies: {OF_THE_FAMILY}", "block:http.request"),
         ]
     ),
     ("retry_policies: {local_files: {\n base_delay_seconds: 301}}", "connector:local_files"),
@@ -394,11 +387,12 @@ def test_the_hash_stands_for_the_policies_and_for_nothing_else() -> None:
 @for_each_row(
     "text",
     [
-        "worker: {retries: {v2: {default_policy: {max_attempts: 1}}}}",
-        "worker: {retries: {v2: {throttle: {tokens: 5}}}}",
+        *(
+            f"worker: {{retries: {{v2: {{{said}}}}}}}"
+            for said in ("default_policy: {max_attempts: 1}", "throttle: {tokens: 5}")
+        ),
         "retry_policies: {local_files: {max_attempts: 1}}",
-        "sources: {a: {connector: local_files}}",
-        "sources: {a: {connector: local_files, retry: {max_attempts: 1}}}",
+        *(f"sources: {{a: {{connector: local_files{more}}}}}" for more in ("", ", retry: {max_attempts: 1}")),
     ],
 )
 def test_every_part_that_says_something_of_retries_is_in_the_hash(text: str) -> None:
@@ -423,23 +417,17 @@ ODD: st.SearchStrategy[Any] = st.recursive(
 TOPS = st.dictionaries(KEYS, ODD, max_size=4)
 PATHS = st.sampled_from(
     [
-        (),
-        ("worker", "retries", "v2"),
-        ("worker", "retries", "v2", "block_policies", "http"),
-        ("worker", "retries", "v2", "error_classification", "network_errors"),
-        ("worker", "queue", "v2"),
-        ("retry_policies", "imap_mailbox"),
-        ("sources", "inbox"),
-        ("operations", "KV_GET"),
+        *("", V2, f"{V2}.block_policies.http", f"{V2}.error_classification.network_errors", QUEUE),
+        *("retry_policies.imap_mailbox", "sources.inbox", "operations.KV_GET"),
     ]
 )
 
 
 @settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(PATHS, TOPS)
-def test_whatever_is_written_is_accepted_or_refused_with_places(path: tuple[str, ...], odd: dict[str, Any]) -> None:
+def test_whatever_is_written_is_accepted_or_refused_with_places(path: str, odd: dict[str, Any]) -> None:
     value: Any = odd
-    for part in reversed(path):
+    for part in reversed(path.split(".") if path else []):
         value = {part: value}
     problems: list[Problem] | None = None
     try:
@@ -468,6 +456,8 @@ def test_a_retention_shorter_than_the_retry_horizon_is_refused() -> None:
 
 STEP = "{job: {type: demo.step}}"
 NAMED_TWICE = f"{{sources: {{x: {{connector: local_files}}}}, schedules: {{x: {{every: 1h, assignment: {STEP}}}}}}}"
+BOTH = "'* * * * *' is not accepted; accepted: either every or cron, not both"
+ALONE = "not accepted without cron, whose time zone it is: remove it, or give cron"
 
 
 @for_each_row(
@@ -476,19 +466,11 @@ NAMED_TWICE = f"{{sources: {{x: {{connector: local_files}}}}, schedules: {{x: {{
         ("every: 5", "every", "5 is not accepted; accepted: a duration from 1s to 366d, such as 90s, 15m, 2h, 7d"),
         ("every: 15 min", "every", "'15 min' is not accepted; accepted: a duration from 1s to 366d, such as 90s"),
         ("every: 0s", "every", "'0s' is not accepted; accepted: a duration from 1s to 366d, such as 90s, 15m, 2h, 7d"),
-        (
-            "every: 1h, cron: '* * * * *'",
-            "cron",
-            "'* * * * *' is not accepted; accepted: either every or cron, not both",
-        ),
+        ("every: 1h, cron: '* * * * *'", "cron", BOTH),
         ("cron: '* * * *'", "cron", "'* * * *' is not accepted; accepted: five fields, minute hour day-of-month month"),
         ("cron: 0 0 30 2 *", "cron", "that are due at least once in fifty years (bad day-of-month)"),
         ("every: 1h, time_zone: Europe/Berln", "time_zone", "; did you mean 'Europe/Berlin'?"),
-        (
-            "every: 1h, time_zone: Europe/Berlin",
-            "time_zone",
-            "not accepted without cron, whose time zone it is: remove it, or give cron",
-        ),
+        ("every: 1h, time_zone: Europe/Berlin", "time_zone", ALONE),
         ("time_zone: UTC", "time_zone", "not accepted without cron"),
         ("every: 1h, missed: twice", "missed", "'twice' is not accepted; accepted: 'once' or 'skip'"),
     ],

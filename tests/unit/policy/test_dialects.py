@@ -106,6 +106,8 @@ retry_policies:
     assert source(mail, "retryable", failure_type="permanent") == "r.yaml:15:5"
 
 
+CONNECTOR_NULLS = "strategy max_attempts base_delay_seconds max_delay_seconds permanent_failures_no_retry jitter_factor"
+OPERATION_NULLS = "max_attempts base_delay jitter_enabled retryable_exceptions"
 NULLS = [
     *(
         (f"{V2}.{place}", word, "inherit it")
@@ -113,21 +115,8 @@ NULLS = [
         for word, *_ in WORKER_WORDS[1:]
         if word != "attempt_timeout_ms"  # null: no limit
     ),
-    *(
-        ("retry_policies.imap_mailbox", word, "keep the connector's default")
-        for word in (
-            "strategy",
-            "max_attempts",
-            "base_delay_seconds",
-            "max_delay_seconds",
-            "permanent_failures_no_retry",
-        )
-    ),
-    ("retry_policies.imap_mailbox", "jitter_factor", "keep the connector's default"),
-    *(
-        ("operations.KV_GET", word, "keep the operation's default")
-        for word in ("max_attempts", "base_delay", "jitter_enabled", "retryable_exceptions")
-    ),
+    *(("retry_policies.imap_mailbox", word, "keep the connector's default") for word in CONNECTOR_NULLS.split()),
+    *(("operations.KV_GET", word, "keep the operation's default") for word in OPERATION_NULLS.split()),
 ]
 
 
@@ -186,25 +175,19 @@ def test_an_override_may_set_retryable_for_its_own_code_or_status_only() -> None
         assert not book.resolve(target, http_status=status).retryable
 
 
+RETRYABLE = "block_policies: {{http: {{error_overrides: {{{}: {{retryable: {}}}}}}}}}"
+CANCELLED = "error_classification: {{cancellation_errors: {{retryable: {}}}}}"
+NEVER = ".retryable: cancellation is never retried; accepted: false"
+TRANSIENT = "error_overrides.transient.retryable: only a code or a status may set it"
+
+
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [
-        *(
-            (f"block_policies: {{http: {{error_overrides: {{{key}: {{retryable: {flag}}}}}}}}}", mistake)
-            for key, flag, mistake in [
-                ("transient", "true", "error_overrides.transient.retryable: only a code or a status may set it"),
-                ("transient", "false", "error_overrides.transient.retryable: only a code or a status may set it"),
-                ("'404'", "null", "404.retryable: null is not a value here; leave the key out to inherit it"),
-                ("cancelled_by_timeout", "true", ".retryable: cancellation is never retried; accepted: false"),
-            ]
-        ),
-        *(
-            (
-                f"error_classification: {{cancellation_errors: {{retryable: {flag}}}}}",
-                ".retryable: cancellation is never retried; accepted: false",
-            )
-            for flag in ("true", "{cancelled_by_user: true}")
-        ),
+        *((RETRYABLE.format("transient", flag), TRANSIENT) for flag in ("true", "false")),
+        (RETRYABLE.format("'404'", "null"), "404.retryable: null is not a value here; leave the key out to inherit it"),
+        (RETRYABLE.format("cancelled_by_timeout", "true"), f"error_overrides.cancelled_by_timeout{NEVER}"),
+        *((CANCELLED.format(flag), NEVER) for flag in ("true", "{cancelled_by_user: true}")),
     ],
 )
 def test_retryable_is_set_for_a_code_or_a_status_that_is_no_cancellation(text: str, mistake: str) -> None:
@@ -226,6 +209,10 @@ def test_cancellation_may_be_spoken_of_and_a_yes_for_network_errors_still_asks_t
 
 
 CODES = [code for code in ErrorCode if code.value // 1000 in (1, 2, 3, 4)]
+FLAG = "retryable: accepted: true, false, or a mapping of error codes"
+BOOLEAN = "retryable.network_error: accepted: true or false"
+OF_NETWORK = "network_error, connection_timeout, http_error; did you mean 'network_error'?"
+OF_SYSTEM = "unknown code 'network_error'; accepted: internal_error, system_overload; did you mean 'internal_error'?"
 
 
 @for_each_row("code", CODES)
@@ -250,28 +237,15 @@ def test_a_flag_for_one_code_is_for_that_code(code: ErrorCode) -> None:
 @for_each_row(
     ("category", "written", "message"),
     [
-        ("network", "maybe", "retryable: accepted: true, false, or a mapping of error codes"),
-        ("network", "null", "retryable: accepted: true, false, or a mapping of error codes"),
-        ("network", "[http_error]", "retryable: accepted: true, false, or a mapping of error codes"),
+        *(("network", flag, FLAG) for flag in ("maybe", "null", "[http_error]")),
         ("network", "{http_error: maybe}", 'retryable.http_error: accepted: true or false, or "conditional"'),
-        ("network", "{network_error: conditional}", "retryable.network_error: accepted: true or false"),
-        ("network", "{network_error: 1}", "retryable.network_error: accepted: true or false"),
+        *(("network", f"{{network_error: {flag}}}", BOOLEAN) for flag in ("conditional", "1")),
         (
             "network",
             "{netwrk_error: true}",
-            (
-                "retryable.netwrk_error: unknown code 'netwrk_error'; accepted: network_error, connection_timeout,"
-                " http_error; did you mean 'network_error'?"
-            ),
+            f"retryable.netwrk_error: unknown code 'netwrk_error'; accepted: {OF_NETWORK}",
         ),
-        (
-            "system",
-            "{network_error: true}",
-            (
-                "retryable.network_error: unknown code 'network_error'; accepted: internal_error, system_overload;"
-                " did you mean 'internal_error'?"
-            ),
-        ),
+        ("system", "{network_error: true}", f"retryable.network_error: {OF_SYSTEM}"),
     ],
 )
 def test_a_flag_that_means_nothing_is_a_mistake(category: str, written: str, message: str) -> None:
@@ -308,12 +282,9 @@ def test_an_exception_is_a_status_of_its_own_hundred(status: str) -> None:
 @for_each_row(
     ("word", "written", "field", "meant"),
     [
-        ("strategy", "linear_backoff", "strategy", "linear_backoff"),
-        ("max_attempts", 4, "max_attempts", 5),
-        ("base_delay_seconds", 7, "base_delay", 7.0),
-        ("max_delay_seconds", 2000, "max_delay", 2000.0),
-        ("jitter_factor", 0, "jitter_factor", 0.0),
-        ("backoff_multiplier", 3, "multiplier", 3.0),
+        *(("strategy", "linear_backoff", "strategy", "linear_backoff"), ("max_attempts", 4, "max_attempts", 5)),
+        *(("base_delay_seconds", 7, "base_delay", 7.0), ("max_delay_seconds", 2000, "max_delay", 2000.0)),
+        *(("jitter_factor", 0, "jitter_factor", 0.0), ("backoff_multiplier", 3, "multiplier", 3.0)),
     ],
 )
 def test_a_word_of_a_connector_is_for_its_target_and_leaves_the_rest(
@@ -407,13 +378,13 @@ def test_a_dotted_name_is_an_operation_of_ones_own(name: str) -> None:
     assert (policy.max_attempts, policy.base_delay, policy.attempt_timeout) == (9, 1.0, 30.0)
 
 
+TOO_LONG = f"{'x' * 40}.{'y' * 40}"
+
+
 @for_each_row(
     ("name", "hint"),
     [
-        *(
-            (name, "")
-            for name in ("billing", "billing.", ".charge", "a..b", "bill ing.charge", f"{'x' * 40}.{'y' * 40}")
-        ),
+        *((name, "") for name in ("billing", "billing.", ".charge", "a..b", "bill ing.charge", TOO_LONG)),
         ("NATS_PUBLSH", "; did you mean 'NATS_PUBLISH'?"),
         ("nats.publsh", "; did you mean 'nats.publish'?"),
         ("kv.gett", "; did you mean 'kv.get'?"),

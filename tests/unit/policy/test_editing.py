@@ -24,6 +24,9 @@ def longer(text: str, written_in: Format = "yaml", name: str = "notes") -> str:
     return with_entry(text, "sources", name, values=VALUES, file="f", written_in=written_in)[0]
 
 
+HEAD, ENTRY = "engine: memory\r\nsources:\r\n", "  a: {connector: x_y}\r\n"
+
+
 @pytest.mark.parametrize(
     ("text", "before", "after"),
     [
@@ -37,11 +40,7 @@ def longer(text: str, written_in: Format = "yaml", name: str = "notes") -> str:
         ("sources: {}  # none yet\n", "sources: # none yet\n", ""),
         ("sources: null\n", "sources:\n", ""),
         ('"sources":\n    a: {connector: x_y}\n', '"sources":\n', "    a: {connector: x_y}\n"),
-        (
-            "engine: memory\r\nsources:\r\n  a: {connector: x_y}\r\n",
-            "engine: memory\r\nsources:\r\n",
-            "  a: {connector: x_y}\r\n",
-        ),
+        (HEAD + ENTRY, HEAD, ENTRY),
         ("\ufeffsources:\n", "\ufeffsources:\n", ""),
     ],
 )
@@ -59,10 +58,8 @@ def test_lines_are_added_to_yaml_and_no_other_byte_changes(text: str, before: st
 @pytest.mark.parametrize(
     ("text", "written_in"),
     [
-        ("{engine: memory}", "yaml"),
-        ("sources: {a: {connector: x_y}}\n", "yaml"),
-        ("---\nengine: memory\n...\n", "yaml"),
-        ("sources: &all {a: {connector: x_y}}\n", "yaml"),
+        *((text, "yaml") for text in ("{engine: memory}", "---\nengine: memory\n...\n")),
+        *((f"sources: {text}{{a: {{connector: x_y}}}}\n", "yaml") for text in ("", "&all ")),
         ("x: &all {a: {connector: x_y}}\nsources: *all\n", "yaml"),
         ("sources = {}\n", "toml"),
         ("sources = { a = { connector = 'x_y' } }\n", "toml"),

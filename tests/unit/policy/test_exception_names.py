@@ -40,16 +40,11 @@ from reefknot.queue.execution.failures import failure_of_step, outcome_of
 from reefknot.retrying.failures import failure_from
 from tests.rows import for_each_row
 
-MODULES: dict[str, Any] = {
-    **{
-        module.__name__: module
-        for module in (builtins, asyncio, concurrent.futures, http.client, json, smtplib, socket)
-    },
-    **{module.__name__: module for module in (sqlite3, ssl, subprocess, urllib.error, aiohttp, apsw, httpx2, trio)},
-    **{module.__name__: module for module in (nats.errors, psycopg, psycopg.errors, psycopg_pool, requests)},
-    **{module.__name__: module for module in (requests.exceptions, urllib3.exceptions)},
-    "imaplib.IMAP4": imaplib.IMAP4,
-}
+BUILT_IN = (builtins, asyncio, concurrent.futures, http.client, json, smtplib, socket, sqlite3, ssl, subprocess)
+INSTALLED = (aiohttp, apsw, httpx2, trio, nats.errors, psycopg, psycopg.errors, psycopg_pool, requests)
+OF_REQUESTS = (urllib.error, requests.exceptions, urllib3.exceptions)
+MODULES: dict[str, Any] = {one.__name__: one for one in (*BUILT_IN, *INSTALLED, *OF_REQUESTS)}
+MODULES["imaplib.IMAP4"] = imaplib.IMAP4
 
 
 def classes() -> dict[str, type[Exception]]:

@@ -43,22 +43,11 @@ def test_a_value_is_a_word_or_one_piece_of_yaml(written: str, meant: Any) -> Non
 
 
 def test_every_variable_that_cannot_be_read_is_named() -> None:
-    found = mistakes(
-        {
-            "REEFKNOT__": "1",
-            "REEFKNOT__A____B": "1",
-            "REEFKNOT__C": "[1",
-            "REEFKNOT__D": "0123",
-            "REEFKNOT__E": "x\udcff",
-            "REEFKNOT__F": "{a: 1, a: 2}",
-            "REEFKNOT__G": "1",
-            "REEFKNOT__G__H": "1",
-            "REEFKNOT__g": "2",
-        }
-    )
-    assert [line.partition(":")[0].removeprefix("environment REEFKNOT__") for line in found] == [
-        "", "A____B", "C", "D", "E", "F", "g", "G__H",
-    ]  # fmt: skip
+    given = {"": "1", "A____B": "1", "C": "[1", "D": "0123", "E": "x\udcff", "F": "{a: 1, a: 2}", "G": "1"}
+    given |= {"G__H": "1", "g": "2"}
+    found = mistakes({f"REEFKNOT__{name}": text for name, text in given.items()})
+    named = [line.partition(":")[0].removeprefix("environment REEFKNOT__") for line in found]
+    assert named == ["", "A____B", "C", "D", "E", "F", "g", "G__H"]
     assert found[-1].endswith("environment REEFKNOT__G gives g a value that holds no further settings")
 
 

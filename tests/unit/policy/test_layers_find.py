@@ -74,9 +74,8 @@ def test_two_candidates_in_one_folder_and_mistakes_of_file_and_environment_are_t
 def test_a_named_file_that_is_missing_is_an_error_even_when_another_is_there(name: str, project: Path) -> None:
     put(project / "reefknot.yaml")
     if name:
-        with pytest.raises(
-            ConfigurationMissingError, match="there is no such file, named by environment REEFKNOT_CONFIG"
-        ):
+        missing = "there is no such file, named by environment REEFKNOT_CONFIG"
+        with pytest.raises(ConfigurationMissingError, match=missing):
             find(None, environ={"REEFKNOT_CONFIG": name}, cwd=project)
         with pytest.raises(ConfigurationMissingError, match="there is no such file, named by --config"):
             find(name, environ={}, cwd=project)

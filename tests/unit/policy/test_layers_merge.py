@@ -30,9 +30,8 @@ def test_later_wins_field_by_field_lists_replace_and_null_is_a_value() -> None:
     above = read_text("a: {y: 3, z: 4}\nlist: [9]\n", name="above")
     tree = merge(below, above)
     assert tree.value == {"a": {"x": 1, "y": 3, "z": 4}, "list": [9], "kept": {"deep": {"er": 1}}}
-    assert [tree.mark(path).source for path in [("a", "x"), ("a", "y"), ("a", "z"), ("list",), ("kept",)]] == [
-        "below", "above", "above", "above", "below",
-    ]  # fmt: skip
+    sources = [tree.mark(path).source for path in [("a", "x"), ("a", "y"), ("a", "z"), ("list",), ("kept",)]]
+    assert sources == ["below", "above", "above", "above", "below"]
     assert str(tree.mark(("a",))) == "below:1:1"
     assert ("list", 2) not in tree.marks
 

@@ -28,18 +28,11 @@ def policy(**fields: Any) -> ConnectorPolicy:
 def test_a_policy_has_the_documented_defaults_which_cannot_be_changed_nor_extended() -> None:
     default = ConnectorPolicy(connector_type=JobType.LOCAL_FILES)
 
-    assert default.model_dump() == {
-        "connector_type": JobType.LOCAL_FILES,
-        "strategy": RetryStrategy.EXPONENTIAL_BACKOFF,
-        "max_attempts": 3,
-        "base_delay_seconds": 60,
-        "max_delay_seconds": 3600,
-        "jitter_factor": 0.2,
-        "backoff_multiplier": 2.0,
-        "transient_max_attempts": None,
-        "rate_limit_delay_seconds": None,
-        "permanent_failures_no_retry": True,
-    }
+    delays = {"base_delay_seconds": 60, "max_delay_seconds": 3600, "rate_limit_delay_seconds": None}
+    factors = {"jitter_factor": 0.2, "backoff_multiplier": 2.0}
+    retries = {"max_attempts": 3, "transient_max_attempts": None, "permanent_failures_no_retry": True}
+    kind = {"connector_type": JobType.LOCAL_FILES, "strategy": RetryStrategy.EXPONENTIAL_BACKOFF}
+    assert default.model_dump() == kind | delays | factors | retries
 
     with pytest.raises(ValidationError, match="frozen"):
         PLAIN.max_attempts = 4
@@ -174,11 +167,8 @@ def test_a_policy_set_by_hand_replaces_the_one_before_and_what_is_built_in_stays
 @pytest.mark.parametrize("as_text", [False, True])
 def test_a_file_changes_what_it_speaks_of(tmp_path: Path, as_text: bool) -> None:
     path = tmp_path / "retry_policies.yaml"
-    path.write_text(
-        "retry_policies:\n"
-        "  local_files: {strategy: linear_backoff}\n"
-        "  imap_mailbox: {max_attempts: 4, transient_max_attempts: null}\n"
-    )
+    mail = "  imap_mailbox: {max_attempts: 4, transient_max_attempts: null}\n"
+    path.write_text(f"retry_policies:\n  local_files: {{strategy: linear_backoff}}\n{mail}")
     registry = RetryPolicyRegistry(str(path) if as_text else path)
 
     local, mail = registry.get_policy(JobType.LOCAL_FILES), registry.get_policy(JobType.IMAP_MAILBOX)

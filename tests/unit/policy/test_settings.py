@@ -71,11 +71,7 @@ def test_a_gate_that_says_maybe_is_a_mistake(tmp_path: Path, variable: str, forg
 
 @pytest.mark.parametrize(
     ("environ", "forgiving"),
-    [
-        ({}, False),
-        (OPEN, False),
-        *((environ, True) for environ in ({}, {RETRIES: "off"}, {RETRIES: ""}, {QUEUE: "on"})),
-    ],
+    [({}, False), (OPEN, False), *((one, True) for one in ({}, {RETRIES: "off"}, {RETRIES: ""}, {QUEUE: "on"}))],
 )
 def test_a_named_file_that_is_missing_is_forgiven_only_when_the_environment_opened_the_gate(
     tmp_path: Path, environ: dict[str, str], forgiving: bool
@@ -93,12 +89,8 @@ def test_a_forgiven_file_means_the_baseline_and_a_warning(tmp_path: Path, named_
 
     assert (found.retries_gate.on, found.retries_gate.origin) == (False, "missing file gone.yaml")
     assert found.path is None
-    assert found.warnings == (
-        (
-            f"gone.yaml is missing, so the baseline is in force although {RETRIES} is on;"
-            " create the file, or do not name it"
-        ),
-    )
+    missing = f"gone.yaml is missing, so the baseline is in force although {RETRIES} is on"
+    assert found.warnings == (f"{missing}; create the file, or do not name it",)
 
 
 @pytest.mark.parametrize("text", [None, "engine: 'memory:'\n"])

@@ -15,7 +15,6 @@ from tests.workshop import Shop, Step, work
 
 
 async def sent(shop: Shop, *assignments: ExecAssignment | bytes, wait: float, to: str = "w1") -> None:
-    """Send assignments to a worker, and let `wait` seconds pass."""
     await shop.send(*assignments, to=to)
     await asyncio.sleep(wait)
 
@@ -23,8 +22,7 @@ async def sent(shop: Shop, *assignments: ExecAssignment | bytes, wait: float, to
 async def ran(shop: Shop, *given: Step | ExecAssignment, wait: float, **settings: Any) -> Worker:
     """Worker `w1` with the given steps, `wait` seconds after the given assignments, or work `a`, were sent to it."""
     worker = await shop.worker("w1", *(one for one in given if isinstance(one, Step)), **settings)
-    assignments = [one for one in given if isinstance(one, ExecAssignment)]
-    await sent(shop, *(assignments or [work("a")]), wait=wait)
+    await sent(shop, *([one for one in given if isinstance(one, ExecAssignment)] or [work("a")]), wait=wait)
     return worker
 
 
@@ -42,7 +40,6 @@ async def answers(*futures: asyncio.Future[ExecResult], within: float = 60.0) ->
 
 
 async def told(shop: Shop, kind: type[Any]) -> list[Any]:
-    """What is on record of this kind."""
     return list(await shop.events(kind))
 
 
@@ -78,7 +75,6 @@ def broken(shop: Shop, name: str, *errors: Exception) -> list[Exception]:
 
 
 def gone_process() -> str:
-    """The mark of a process that has ended."""
     with subprocess.Popen(["sleep", "60"]) as process:
         mark = process_mark(process.pid)
         process.kill()

@@ -21,7 +21,7 @@ from reefknot.policy.settings import load_settings
 from reefknot.queue.client import Client, Handle
 from reefknot.queue.model.messages import ExecResult, ResultStatus
 from reefknot.queue.model.work import Interrupted
-from reefknot.queue.port.work_queue import QuarantineFilter, Settlement
+from reefknot.queue.port.work_queue import Settlement, WorkFilter
 from reefknot.queue.router.service import Router
 from reefknot.stores.port import Store
 from tests.unit.queue.shops import served, stored
@@ -55,8 +55,7 @@ async def test_without_a_router_it_is_off_at_once_and_on_record(shop: Shop) -> N
 
 
 async def test_without_a_router_what_a_worker_has_is_off_too(shop: Shop) -> None:
-    step = Step(seconds=100)
-    router = await served(shop, step, lease=5)
+    router = await served(shop, Step(seconds=100), lease=5)
     client = Client(shop.store, shop.clock, has_router=nobody)
     handle = await client.hand_in(work("a"))
     await asyncio.sleep(2)
@@ -113,7 +112,7 @@ async def test_an_old_cancel_does_not_reach_what_a_person_wanted_again(shop: Sho
     await asyncio.sleep(1)
     await first.stop()
     shop.members.remove(first)
-    await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="ann")
+    await shop.store.quarantine.requeue(WorkFilter(ids=("a",)), who="ann")
     await shop.router()
     await asyncio.sleep(30)
     assert (await handle.result(30)).status is ResultStatus.ERROR
@@ -268,8 +267,7 @@ def system(url: str, folder: Path) -> Iterator[None]:
 
 def test_several_threads_submit_wait_and_run_through_one_client(url: str, tmp_path: Path) -> None:
     def work(number: int) -> tuple[str, object]:
-        handle = client.submit("fs.blob_get", {"path": "a.txt"}, assignment_id=f"a{number}")
-        result = handle.result(60)
+        result = client.submit("fs.blob_get", {"path": "a.txt"}, assignment_id=f"a{number}").result(60)
         return result.assignment_id, (result.output or {})["content"]
 
     with system(url, tmp_path), rk.connect_sync(url) as client, ThreadPoolExecutor(4) as threads:

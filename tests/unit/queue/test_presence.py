@@ -115,8 +115,7 @@ async def gone_events(store: Store) -> list[WorkerGone]:
 @pytest.mark.real_time
 async def test_a_dead_system_is_recorded_once_however_many_notice_it(store: Store) -> None:
     await reported(store, worker="worker-2")
-    ended = await reported(store, worker="worker-3")
-    await store.control.withdraw(ended)
+    await store.control.withdraw(await reported(store, worker="worker-3"))
     await reported(store, process=gone_process(), holds={"worker-1": ["order-7"]}, pid=7, host="h")
     assert await gone_events(store) == []
     await asyncio.gather(*(record_gone(store, Journal(store.audit)) for _ in range(3)))

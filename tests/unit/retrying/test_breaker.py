@@ -177,8 +177,8 @@ async def by_arun(retrier: rk.Retrier) -> None:
     [
         by_loop,
         by_arun,
-        lambda retrier: retrier.acall(asyncio.sleep, 3600),
-        lambda retrier: rk.retry(policy=retrier)(asyncio.sleep)(3600),
+        lambda one: one.acall(asyncio.sleep, 3600),
+        lambda one: rk.retry(policy=one)(asyncio.sleep)(3600),
     ],
     ids=["loop", "arun", "acall", "decorator"],
 )

@@ -324,17 +324,8 @@ def test_a_retry_logs_one_line(caplog: pytest.LogCaptureFixture, virtual_time: V
     rk.retry(attempts=3, base_delay=0.5, jitter="none", name="fetch")(Flaky(ConnectionError("refused")))()
     assert lines(caplog) == ["fetch: attempt 1 of 3 failed with ConnectionError: refused; trying again in 0.5 s"]
     extra = vars(caplog.records[0])
-    fields = {
-        "decision": "retry",
-        "operation": "fetch",
-        "attempt": 1,
-        "max_attempts": 3,
-        "wait_s": 0.5,
-        "reason": None,
-        "error_code": "NETWORK_ERROR",
-        "failure_type": "transient",
-        "trace_id": None,
-    }
+    fields = {"decision": "retry", "operation": "fetch", "attempt": 1, "max_attempts": 3, "wait_s": 0.5, "reason": None}
+    fields |= {"error_code": "NETWORK_ERROR", "failure_type": "transient", "trace_id": None}
     assert {name: extra[name] for name in fields} == fields
 
 
@@ -483,13 +474,8 @@ def test_log_turns_lines_off_or_gives_them_a_level_or_a_logger(
     for log in (False, "debug", logging.ERROR, mine, logging.LoggerAdapter(mine, {}), True):
         rk.retry(log=log)(Flaky(ConnectionError()))()
     retries = [record for record in caplog.records if "trying again" in record.getMessage()]
-    assert [(record.name, record.levelname) for record in retries] == [
-        ("reefknot", "DEBUG"),
-        ("reefknot", "ERROR"),
-        ("mine", "WARNING"),
-        ("mine", "WARNING"),
-        ("reefknot", "WARNING"),
-    ]
+    of_ours = [("reefknot", "DEBUG"), ("reefknot", "ERROR"), ("mine", "WARNING"), ("mine", "WARNING")]
+    assert [(record.name, record.levelname) for record in retries] == [*of_ours, ("reefknot", "WARNING")]
 
 
 @pytest.mark.parametrize("value", ["loud", -1, 1.5, object(), None])
@@ -500,15 +486,9 @@ def test_what_is_neither_level_nor_logger_is_refused(value: Any) -> None:
 
 def test_hooks_are_told_of_every_retry_recovery_and_end_and_of_no_success_at_first(virtual_time: VirtualClock) -> None:
     events: list[tuple[str, RetryEvent]] = []
-    call = rk.retry(
-        attempts=3,
-        base_delay=1,
-        jitter="none",
-        name="fetch",
-        on_retry=lambda event: events.append(("retry", event)),
-        on_recover=lambda event: events.append(("recover", event)),
-        on_give_up=lambda event: events.append(("give up", event)),
-    )
+    names = {"on_retry": "retry", "on_recover": "recover", "on_give_up": "give up"}
+    hooks: Any = {hook: lambda event, name=name: events.append((name, event)) for hook, name in names.items()}
+    call = rk.retry(attempts=3, base_delay=1, jitter="none", name="fetch", **hooks)
     error = ConnectionError("refused")
     call(Flaky())()
     assert events == []

@@ -64,23 +64,10 @@ def wrapper_of_two(*args: object) -> bool:
 
 
 FITTING: list[Callable[..., Any]] = [
-    lambda subject: True,
-    lambda *subjects: True,
-    lambda subject, other=1: True,
-    lambda subject=None: True,
-    Methods().one,
-    Methods.static,
-    Methods().static,
-    Methods.of_class,
-    Called(),
-    functools.partial(two, 1),
-    functools.partial(two, other=1),
-    functools.partial(Methods().two, 1),
-    functools.partial(functools.partial(two, other=1)),
-    wrapper_of_two,
-    [].append,
-    print,
-    operator.itemgetter(0),
+    *(lambda subject: True, lambda *subjects: True, lambda subject, other=1: True, lambda subject=None: True),
+    *(Methods().one, Methods.static, Methods().static, Methods.of_class, Called(), wrapper_of_two),
+    *(functools.partial(two, 1), functools.partial(two, other=1), functools.partial(Methods().two, 1)),
+    *(functools.partial(functools.partial(two, other=1)), [].append, print, operator.itemgetter(0)),
     mock.Mock(return_value=True),
 ]
 NOT_FITTING: list[tuple[Callable[..., Any], str]] = [
@@ -133,19 +120,13 @@ def hooks(events: list[tuple[Any, ...]]) -> dict[str, Any]:
 
 
 NONE = "NoneType"
+BEGUN, FAILED = (NONE, None, None, None), ("ConnectionError", None, 3.0, None)
 RECOVERED = [
-    ("before", 1, NONE, None, None, None),
-    ("after", 1, "ConnectionError", None, 3.0, None),
-    ("on_retry", 1, "ConnectionError", None, 3.0, None),
-    ("before", 2, NONE, None, None, None),
-    ("after", 2, NONE, "ok", None, None),
-    ("on_recover", 2, NONE, None, None, None),
+    *(("before", 1, *BEGUN), ("after", 1, *FAILED), ("on_retry", 1, *FAILED)),
+    *(("before", 2, *BEGUN), ("after", 2, NONE, "ok", None, None), ("on_recover", 2, *BEGUN)),
 ]
-GIVEN_UP = [
-    ("before", 1, NONE, None, None, None),
-    ("after", 1, "ValueError", None, None, Reason.NOT_RETRYABLE),
-    ("on_give_up", 1, "ValueError", None, None, Reason.NOT_RETRYABLE),
-]
+REFUSED = ("ValueError", None, None, Reason.NOT_RETRYABLE)
+GIVEN_UP = [("before", 1, *BEGUN), ("after", 1, *REFUSED), ("on_give_up", 1, *REFUSED)]
 
 
 @pytest.mark.parametrize("more", [{}, {"in_thread": True}, {"throttle": True}, {"deadline": 60}])

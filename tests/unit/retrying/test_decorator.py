@@ -207,12 +207,8 @@ def test_what_cannot_be_retried_is_refused(fn: Any) -> None:
 @pytest.mark.parametrize(
     "give",
     [
-        rk.retry,
-        lambda given: rk.retry()(given),
-        rk.Retrier().call,
-        rk.Retrier().run,
-        lambda given: asyncio.run(rk.Retrier().acall(given)),
-        lambda given: asyncio.run(rk.Retrier().arun(given)),
+        *(rk.retry, lambda given: rk.retry()(given), rk.Retrier().call, rk.Retrier().run),
+        *(lambda given, use=use: asyncio.run(use(given)) for use in (rk.Retrier().acall, rk.Retrier().arun)),
     ],
 )
 def test_a_coroutine_object_is_refused_with_what_to_pass_and_without_complaints(give: Any) -> None:

@@ -87,12 +87,9 @@ def test_an_attribute_that_raises_does_not_replace_the_error(name: str, no_wait:
 @pytest.mark.parametrize(
     ("error", "retried"),
     [
-        (URLError(ConnectionRefusedError(111, "refused")), True),
-        (URLError(TimeoutError("timed out")), True),
-        (URLError("unknown url type: x"), False),
-        (URLError(FileNotFoundError(2, "no such file")), False),
-        (ResponseError(Response(503)), True),
-        (ResponseError(Response(404)), False),
+        *((URLError(reason), True) for reason in (ConnectionRefusedError(111, "refused"), TimeoutError("timed out"))),
+        *((URLError(reason), False) for reason in ("unknown url type: x", FileNotFoundError(2, "no such file"))),
+        *((ResponseError(Response(status)), status == 503) for status in (503, 404)),
         (ConnectionResetError("gone"), True),
         (ValueError("timeout must be positive"), False),  # words alone are no outage
     ],
@@ -191,17 +188,12 @@ class Touchy(Exception):
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (Declared(error_code=ErrorCode.network_error), True),
-        (Declared(error_code=ErrorCode.system_overload), True),
-        (Declared(error_code=ErrorCode.invalid_input), False),
-        (Declared(error_code=ErrorCode.quota_exceeded), False),
-        (Declared(error_code=ErrorCode.http_error), True),
-        (Declared(error_code=ErrorCode.http_error, status_code=404), False),  # it asks the status beside it
-        (Declared(error_code=ErrorCode.http_error, status_code=503), True),
-        (Declared(failure_type=FailureType.TRANSIENT), True),
-        (Declared(failure_type=FailureType.RATE_LIMITED), True),
-        (Declared(failure_type=FailureType.PERMANENT), False),
-        (Declared(failure_type=FailureType.UNKNOWN), False),
+        *((Declared(error_code=ErrorCode[name]), True) for name in ("network_error", "system_overload", "http_error")),
+        *((Declared(error_code=ErrorCode[name]), False) for name in ("invalid_input", "quota_exceeded")),
+        # an HTTP error asks the status beside it
+        *((Declared(error_code=ErrorCode.http_error, status_code=status), status == 503) for status in (404, 503)),
+        *((Declared(failure_type=kind), True) for kind in (FailureType.TRANSIENT, FailureType.RATE_LIMITED)),
+        *((Declared(failure_type=kind), False) for kind in (FailureType.PERMANENT, FailureType.UNKNOWN)),
         (Declared(error_code="network_error"), False),  # other words are not heard
         (Touchy("connection refused"), False),
     ],
@@ -227,24 +219,21 @@ class ClientError(Exception):
         self.operation_name = "PutItem"
 
 
+THROTTLED = ("ThrottlingException", 400), ("ProvisionedThroughputExceededException", 400), ("SlowDown", 503)
+
+
 @pytest.mark.parametrize(
-    ("code", "status", "kind", "retried"),
+    ("code", "status", "kind"),
     [
-        ("ThrottlingException", 400, FailureType.RATE_LIMITED, True),
-        ("ProvisionedThroughputExceededException", 400, FailureType.RATE_LIMITED, True),
-        ("SlowDown", 503, FailureType.RATE_LIMITED, True),
-        ("RequestTimeout", 400, FailureType.TRANSIENT, True),
-        ("InternalError", 500, FailureType.TRANSIENT, True),
-        ("SomethingNew", 503, FailureType.TRANSIENT, True),
-        ("SomethingNew", 429, FailureType.RATE_LIMITED, True),
-        ("AccessDenied", 403, FailureType.PERMANENT, False),
-        ("NoSuchKey", 404, FailureType.PERMANENT, False),
-        ("ValidationException", 400, FailureType.PERMANENT, False),
+        *((*answer, FailureType.RATE_LIMITED) for answer in (*THROTTLED, ("SomethingNew", 429))),
+        *((code, status, FailureType.TRANSIENT) for code, status in (("RequestTimeout", 400), ("InternalError", 500))),
+        ("SomethingNew", 503, FailureType.TRANSIENT),
+        *((code, status, FailureType.PERMANENT) for code, status in (("AccessDenied", 403), ("NoSuchKey", 404))),
+        ("ValidationException", 400, FailureType.PERMANENT),
     ],
 )
-def test_an_error_of_aws_is_read_by_its_code_then_by_its_status(
-    code: str, status: int, kind: FailureType, retried: bool
-) -> None:
+def test_an_error_of_aws_is_read_by_its_code_then_by_its_status(code: str, status: int, kind: FailureType) -> None:
+    retried = kind is not FailureType.PERMANENT
     error = ClientError(code, status)
     failure = failure_from(error)
     assert (failure.http_status, failure.failure_type) == (status, kind)
@@ -257,10 +246,8 @@ def test_an_error_of_aws_is_read_by_its_code_then_by_its_status(
 @pytest.mark.parametrize(
     "response",
     [
-        {"ResponseMetadata": None},
-        {"ResponseMetadata": {"HTTPStatusCode": "503"}},
-        {"ResponseMetadata": {}, "Error": None},
-        {"ResponseMetadata": {}, "Error": {"Code": ["x"]}},
+        *({"ResponseMetadata": found} for found in (None, {"HTTPStatusCode": "503"})),
+        *({"ResponseMetadata": {}, "Error": found} for found in (None, {"Code": ["x"]})),
         {},
     ],
 )
@@ -320,13 +307,10 @@ class CallError(Exception):
 @pytest.mark.parametrize(
     ("status", "failure_type", "retried"),
     [
-        (StatusCode.UNAVAILABLE, FailureType.TRANSIENT, True),
-        (StatusCode.DEADLINE_EXCEEDED, FailureType.TRANSIENT, True),
+        *((status, FailureType.TRANSIENT, True) for status in (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED)),
         (StatusCode.RESOURCE_EXHAUSTED, FailureType.RATE_LIMITED, True),
-        (StatusCode.NOT_FOUND, FailureType.PERMANENT, False),
-        (StatusCode.PERMISSION_DENIED, FailureType.PERMANENT, False),
-        (StatusCode.ABORTED, FailureType.UNKNOWN, False),
-        (StatusCode.INTERNAL, FailureType.UNKNOWN, False),
+        *((status, FailureType.PERMANENT, False) for status in (StatusCode.NOT_FOUND, StatusCode.PERMISSION_DENIED)),
+        *((status, FailureType.UNKNOWN, False) for status in (StatusCode.ABORTED, StatusCode.INTERNAL)),
     ],
 )
 def test_a_status_of_grpc_is_read(kind: Any, status: StatusCode, failure_type: FailureType, retried: bool) -> None:

@@ -254,9 +254,8 @@ def test_the_longest_wait_that_a_leaf_asks_for_stands(virtual_time: VirtualClock
     assert 30 <= virtual_time.waits[0] <= 31
 
     seconds = {KeyError: 7.0, ValueError: 50.0}
-    rk.Retrier(on=lambda leaf: seconds[type(leaf)], base_delay=0, max_delay=0).run(
-        Flaky(group(ValueError(), KeyError()))
-    )
+    by_leaf = rk.Retrier(on=lambda leaf: seconds[type(leaf)], base_delay=0, max_delay=0)
+    by_leaf.run(Flaky(group(ValueError(), KeyError())))
     assert 50 <= virtual_time.waits[1] <= 51
 
 

@@ -13,16 +13,10 @@ from reefknot.errors import ParameterError
 from reefknot.runtime.database_urls import sqlite_path
 from tests.unit.console.cli.running import Commands
 
-HERE = "{here}"
 SPELLINGS = {
-    "sqlite:a.db": "{here}/a.db",
-    "sqlite:./a.db": "{here}/a.db",
+    **dict.fromkeys(("sqlite:a.db", "sqlite:./a.db", "sqlite:///a.db", "sqlite:///./a.db"), "{here}/a.db"),
+    **dict.fromkeys(("sqlite:{here}/a.db", "sqlite:////{here}/a.db", "sqlite://///{here}/a.db"), "{here}/a.db"),
     "sqlite:in/a.db": "{here}/in/a.db",
-    "sqlite:{here}/a.db": "{here}/a.db",
-    "sqlite:///a.db": "{here}/a.db",
-    "sqlite:///./a.db": "{here}/a.db",
-    "sqlite:////{here}/a.db": "{here}/a.db",
-    "sqlite://///{here}/a.db": "{here}/a.db",
     "sqlite:~/a.db": "{home}/a.db",
     "sqlite:///~/a.db": "{home}/a.db",
     "sqlite:./~/a.db": "{here}/~/a.db",

@@ -35,9 +35,8 @@ def timed(*works: tuple[float, float]) -> list[tuple[str, float]]:
 def test_each_is_cut_off_at_its_own_time_whatever_the_order_they_came_in() -> None:
     works = (30.0, 1.0), (2.0, 9.0), (1.0, 9.0), (5.0, 4.0), (inf, 6.0), (3.0, 9.0)
 
-    assert timed(*works) == [
-        *(("done", 1.0), ("cut off", 2.0), ("cut off", 1.0), ("done", 4.0), ("done", 6.0), ("cut off", 3.0))
-    ]
+    ended = ("done", 1.0), ("cut off", 2.0), ("cut off", 1.0), ("done", 4.0), ("done", 6.0), ("cut off", 3.0)
+    assert timed(*works) == list(ended)
 
 
 async def test_a_limit_that_comes_after_others_have_ended_still_holds() -> None:

@@ -41,12 +41,9 @@ def bare(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("packed", "encoding"),
     [
-        (TEXT, ""),
-        (TEXT, "identity"),
-        (gzip.compress(TEXT), "gzip"),
-        (gzip.compress(TEXT), " X-GZIP "),
-        (zlib.compress(TEXT), "deflate"),
-        (bare(TEXT), "deflate"),
+        *((TEXT, encoding) for encoding in ("", "identity")),
+        *((gzip.compress(TEXT), encoding) for encoding in ("gzip", " X-GZIP ")),
+        *((pack(TEXT), "deflate") for pack in (zlib.compress, bare)),
     ],
     ids=["none", "identity", "gzip", "x-gzip", "zlib", "bare deflate"],
 )

@@ -154,10 +154,7 @@ STEP = "from reefknot.steps.python import block\n@block('a.b')\ndef step(inputs,
 @pytest.mark.parametrize(
     ("given", "place"),
     [
-        ("steps_of_mine.py", "steps_of_mine.py"),
-        ("./steps_of_mine.py", "steps_of_mine.py"),
-        ("pack_of_mine/steps.py", "pack_of_mine/steps.py"),
-        ("./pack_of_mine/steps.py", "pack_of_mine/steps.py"),
+        *((f"{here}{place}", place) for here in ("", "./") for place in ("steps_of_mine.py", "pack_of_mine/steps.py")),
         ("pack_of_mine/../steps_of_mine.py", "steps_of_mine.py"),
         ("../elsewhere/steps_of_mine.py", "../elsewhere/steps_of_mine.py"),
     ],
@@ -229,12 +226,8 @@ def test_entry_points_bring_functions_blocks_and_classes_and_every_broken_one_is
 def test_the_standard_blocks_are_there_under_all_their_names() -> None:
     blocks = by_name(standard_blocks())
 
-    assert sorted(blocks) == sorted(
-        [
-            *("http.request", "fs.blob_put", "fs.blob_get", "fs.delete", "sql.query"),
-            *("http", "fs_blob_put", "fs_blob_get", "sql"),
-        ]
-    )
+    names = "http.request fs.blob_put fs.blob_get fs.delete sql.query http fs_blob_put fs_blob_get sql"
+    assert sorted(blocks) == sorted(names.split())
     assert all(blocks[alias] is blocks[name] for alias, name in ALIASES.items())
     assert all(block.type == name for name, block in standard_blocks().items())
 

@@ -66,18 +66,18 @@ def test_a_second_statement_is_refused_and_a_semicolon_at_the_end_is_none() -> N
         refuse_several(read("SELECT 1; SELECT 2"))
 
 
+ANSWER = 'WITH "reefknot answer" AS MATERIALIZED (\n'
+
+
 @pytest.mark.parametrize(
     ("query", "begins"),
     [
-        ("SELECT 1; -- x", 'WITH "reefknot answer" AS MATERIALIZED (\nSELECT 1\n)'),
-        ("INSERT INTO t VALUES (1) RETURNING a", 'WITH "reefknot answer" AS MATERIALIZED (\nINSERT'),
-        ("WITH a AS (SELECT 1) SELECT 2", 'WITH a AS (SELECT 1) \n, "reefknot answer" AS MATERIALIZED (\nSELECT 2\n)'),
-        ("WITH a (x) AS (SELECT 1) (SELECT 2)", 'WITH a (x) AS (SELECT 1) \n, "reefknot answer" AS MATERIALIZED (\n('),
+        ("SELECT 1; -- x", f"{ANSWER}SELECT 1\n)"),
+        ("INSERT INTO t VALUES (1) RETURNING a", f"{ANSWER}INSERT"),
+        ("WITH a AS (SELECT 1) SELECT 2", f"WITH a AS (SELECT 1) \n, {ANSWER[5:]}SELECT 2\n)"),
+        ("WITH a (x) AS (SELECT 1) (SELECT 2)", f"WITH a (x) AS (SELECT 1) \n, {ANSWER[5:]}("),
         ("WITH a AS (SELECT 1), insert AS (SELECT 2) TABLE a", "WITH a AS (SELECT 1), insert AS (SELECT 2) \n,"),
-        (
-            "WITH RECURSIVE a AS (SELECT 1) CYCLE x SET y USING z SELECT 2",
-            'WITH "reefknot answer" AS MATERIALIZED (\nW',
-        ),
+        ("WITH RECURSIVE a AS (SELECT 1) CYCLE x SET y USING z SELECT 2", f"{ANSWER}W"),
     ],
 )
 def test_rows_are_bounded_by_one_more_with_query(query: str, begins: str) -> None:

@@ -55,25 +55,24 @@ def attempts(system: SyncVirtualSystem, error: BaseException, job: str = "o-1") 
     return len(system.calls("order.send"))
 
 
+def later(error: Exception) -> bool:
+    return "later" in str(error)
+
+
+BOTH, ONE_OF_TWO = ExceptionGroup("both", [Busy(), Busy()]), ExceptionGroup("both", [Busy(), ValueError()])
+AWAY = rk.StoreUnavailableError("state.db", "it is away", "start it")
+
+
 @pytest.mark.parametrize(
     ("on", "error", "executions"),
     [
-        (Busy, Busy("later"), 3),
-        (Busy, ConnectionError("reset"), 1),
+        *((kind, kind("not yet"), 3) for kind in (Busy, FileNotFoundError, PermissionError)),
+        *((Busy, error, 3) for error in (BOTH, rk.RetryAfter(5), AWAY)),
+        *((Busy, error, 1) for error in (ONE_OF_TWO, ConnectionError("reset"))),
         ((Busy, KeyError), KeyError("id"), 3),
-        (FileNotFoundError, FileNotFoundError("not yet"), 3),
-        (PermissionError, PermissionError("not yet"), 3),
-        (lambda error: "later" in str(error), Busy("later"), 3),
-        (lambda error: "later" in str(error), Busy("never"), 1),
-        (lambda error: "later" in str(error), ConnectionError("gone"), 1),
-        (Busy, ExceptionGroup("both", [Busy(), Busy()]), 3),
-        (Busy, ExceptionGroup("both", [Busy(), ValueError()]), 1),
-        (Exception, SystemExit(1), 1),
-        (Busy, rk.RetryAfter(5), 3),
-        (Busy, rk.StoreUnavailableError("state.db", "it is away", "start it"), 3),
-        (lambda error: 1 / 0, ConnectionError("reset"), 1),
-        (None, ConnectionError("reset"), 3),
-        (None, Busy(), 1),
+        *((later, error, executions) for error, executions in ((Busy("later"), 3), (Busy("never"), 1))),
+        *((later, ConnectionError("gone"), 1), (lambda error: 1 / 0, ConnectionError("reset"), 1)),
+        *((Exception, SystemExit(1), 1), (None, ConnectionError("reset"), 3), (None, Busy(), 1)),
     ],
 )
 def test_an_exception_is_retried_if_the_step_says_so_and_only_then(

@@ -5,29 +5,17 @@ from random import Random
 from typing import Any, NamedTuple
 
 from reefknot.audit.port import AuditEntry
+from reefknot.queue.model import work as core
 from reefknot.queue.model.submission import SubmissionRules
-from reefknot.queue.model.work import (
-    ENDED,
-    ROUTER,
-    Interrupted,
-    Quarantine,
-    Settled,
-    Snooze,
-    TryAgain,
-    WorkCancelled,
-    WorkDone,
-    WorkFailed,
-    WorkItem,
-    WorkRejected,
-    WorkState,
-    is_unassigned,
-)
-from reefknot.queue.port.work_queue import ALL, Enqueue, Held, Settlement, WorkClaim
+from reefknot.queue.model.transitions import Discard, Remove, Requeue
+from reefknot.queue.model.work import ENDED, ROUTER, Interrupted, Quarantine, Settled, Snooze, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Enqueue, Held, Settlement, WorkClaim, WorkFilter
 from reefknot.testing.conformance.harness import event
 
 RULES = SubmissionRules(size=12)
 CLASSES = ("io@w1", "io@w2", "cpu@w1")
 LEASE_S = 10.0
+ASIDE = WorkFilter(state=WorkState.QUARANTINED)
 STEPS = (
     *("enqueue", "enqueue", "assign", "assign", "claim", "claim", "settle", "settle", "settle", "enqueue_plain"),
     *("renew", "extend", "end_leases", "lease_runs_out", "cancel", "retry", "transfer", "recall", "purge"),
@@ -40,7 +28,7 @@ def told(item: WorkItem) -> list[AuditEntry]:
 
 
 class Call(NamedTuple):
-    """A call of a part of a store: its work, its leases or its quarantine."""
+    """A call of a part of a store: its work or its leases."""
 
     part: str
     name: str
@@ -88,7 +76,7 @@ class RandomCalls:
         yield Call("work", "enqueue", ([self.new(self.rng.choice(["io", *CLASSES]))],))
 
     def assign(self) -> Iterable[Call]:
-        open_ones = [one for one in self.some(WorkState.PENDING, WorkState.RUNNING) if is_unassigned(one)]
+        open_ones = [one for one in self.some(WorkState.PENDING, WorkState.RUNNING) if core.is_unassigned(one)]
         items = [WorkItem(one.id, "t", f"{one.pool}@w1", due_at=self._wall()) for one in open_ones]
         items.append(self.new("cpu@w1"))
         start = {one.id for one in items if self.rng.random() < 0.5}
@@ -104,8 +92,13 @@ class RandomCalls:
     def settle(self) -> Iterable[Call]:
         due = self._wall() + self.rng.choice([0, 2000])
         ways: Sequence[Settled] = (
-            *(WorkDone("1"), WorkFailed("f", None, "r"), WorkRejected("{}", "r"), WorkCancelled("{}", "r")),
-            *(TryAgain(due, "f", "transient", 5), Snooze(due, "later"), Interrupted(), Quarantine("r", "f")),
+            *(
+                core.WorkDone("1"),
+                core.WorkFailed("f", None, "r"),
+                core.WorkRejected("{}", "r"),
+                core.WorkCancelled("{}", "r"),
+            ),
+            *(core.TryAgain(due, "f", "transient", 5), Snooze(due, "later"), Interrupted(), Quarantine("r", "f")),
         )
         took = [None, 5.0, 900.0]
         done = [
@@ -132,7 +125,7 @@ class RandomCalls:
 
     def retry(self) -> Iterable[Call]:
         ended = sorted(one.id for one in self.some(*ENDED, WorkState.QUARANTINED))
-        yield Call("work", "retry", (ended,), {"who": "me"})
+        yield Call("work", "change", (WorkFilter(ids=tuple(ended)), Requeue("me")))
 
     def transfer(self) -> Iterable[Call]:
         return [Call("work", "transfer", (one.id, self.rng.choice(CLASSES))) for one in self.some(WorkState.PENDING)]
@@ -144,13 +137,13 @@ class RandomCalls:
         yield Call("work", "purge", (self._wall() - self.rng.choice([0, 4000, 20_000]),))
 
     def requeue(self) -> Iterable[Call]:
-        yield Call("quarantine", "requeue", (ALL,), {"who": "me"})
+        yield Call("work", "change", (ASIDE, Requeue("me")))
 
     def discard(self) -> Iterable[Call]:
-        yield Call("quarantine", "discard", (ALL,), {"who": "me"})
+        yield Call("work", "change", (ASIDE, Discard("me")))
 
     def purge_quarantine(self) -> Iterable[Call]:
-        yield Call("quarantine", "purge", (ALL,))
+        yield Call("work", "change", (ASIDE, Remove()))
 
     def time_passes(self) -> Iterable[Call]:
         self.passed = self.rng.choice([0.5, 2.0, 5.0])

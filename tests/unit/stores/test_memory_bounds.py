@@ -29,8 +29,7 @@ async def after_many(number: int) -> MemoryStore:
 
 async def test_the_items_that_ended_first_go_and_open_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the control: without the bound every item stays."""
-    unbounded = await after_many(5 * MOST)
-    assert len(await unbounded.work.find(limit=1000)) == 5 * MOST + 1
+    assert len(await (await after_many(5 * MOST)).work.find(limit=1000)) == 5 * MOST + 1
     monkeypatch.setattr(memory, "MOST_ENDED", MOST)
     store = await after_many(5 * MOST)
     kept = {item.id: item.state for item in await store.work.find(limit=1000)}

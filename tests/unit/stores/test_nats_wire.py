@@ -107,8 +107,7 @@ async def test_a_request_that_is_cancelled_while_its_answer_arrives_is_cancelled
     client = WaitingClient()
     connection = Connection(options_from_url("nats://127.0.0.1:4222"))
     connection._client = cast("Client", client)
-    asking = asyncio.create_task(connection.request("a"))
-    assert await _cancelled_with_the_answer(asking, client)
+    assert await _cancelled_with_the_answer(asyncio.create_task(connection.request("a")), client)
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="wait_for keeps cancellations since Python 3.12")

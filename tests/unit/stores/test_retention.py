@@ -66,8 +66,6 @@ async def test_for_ever_is_for_ever() -> None:
 
 
 class JumpingClock(VirtualClock):
-    """A wall clock that is set."""
-
     jump = 0.0
 
     def wall(self) -> float:
@@ -146,8 +144,7 @@ async def test_a_process_that_may_not_run_rounds_runs_none() -> None:
 async def test_one_process_of_a_host_runs_retention(tmp_path: Path) -> None:
     async with open_sqlite(tmp_path / "s.db") as other:
         async with open_sqlite(tmp_path / "s.db") as one:
-            locks = [store.acquire_retention_lock() for store in (one, one, other)]
-            assert locks == [True, True, False]
+            assert [store.acquire_retention_lock() for store in (one, one, other)] == [True, True, False]
         assert other.acquire_retention_lock()
 
 

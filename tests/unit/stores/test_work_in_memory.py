@@ -17,9 +17,9 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.wakeups import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC
 from reefknot.stores.work_in_memory.items import group_of
-from reefknot.stores.work_in_memory.transitions import QuarantineTable, WorkTable
+from reefknot.stores.work_in_memory.table import WorkTable
 from reefknot.testing.conformance.harness import event, event_types
-from tests.unit.stores.random_calls import CLASSES, Call, RandomCalls, told
+from tests.unit.stores.random_calls import ASIDE, CLASSES, Call, RandomCalls, told
 
 NOW = Moment(5_000, 1_000_000)
 MOST_ENDED = 5
@@ -34,7 +34,7 @@ class Caller:
     """Calls of a table by chance: the same seed makes the same calls of tables that give the same answers."""
 
     def __init__(self, table: WorkTable, seed: int, *, prefix: str, now: Moment = NOW) -> None:
-        self.table, self.quarantine, self.now = table, QuarantineTable(table), now
+        self.table, self.now = table, now
         self.calls = RandomCalls(seed, lambda: self.table.items.values(), lambda: self.now.wall, prefix)
         self.may_extend = prefix != "undone"
         """Left out within what is rolled back: an extended lease stays extended."""
@@ -51,8 +51,7 @@ class Caller:
 
     def made(self, call: Call) -> Any:
         now = {} if (call.part, call.name) == ("work", "purge") else {"now": self.now}
-        part: Any = self.quarantine if call.part == "quarantine" else self.table
-        return getattr(part, "end_leases" if call.name == "end" else call.name)(*call.given, **call.named, **now)
+        return getattr(self.table, "end_leases" if call.name == "end" else call.name)(*call.given, **call.named, **now)
 
     def look(self) -> list[Any]:
         """Everything that the table can be asked without changing it."""
@@ -68,9 +67,9 @@ class Caller:
             dict(table.service_times),
             dict(table._open),
             [table.soonest(classes, now) for classes in ((), (ROUTER,), CLASSES)],
-            self.quarantine.find(),
-            self.quarantine.count(),
-            self.quarantine.stats(),
+            table.by_id(ASIDE),
+            table.count(ASIDE),
+            table.quarantine_stats(),
         ]
 
 

@@ -19,16 +19,14 @@ def write(root: Path, source: str, name: str = "m.py") -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("import pickle", "pickle: loading it can run code"),
-        ("import pickle as p", "pickle: loading it can run code"),
+        *((f"import pickle{more}", "pickle: loading it can run code") for more in ("", " as p")),
         ("from pickle import loads", "pickle: loading it can run code"),
         ("def f():\n    import cloudpickle", "cloudpickle: loading it can run code"),
         ("eval('1')", "eval: runs text as code"),
-        ("exec('x = 1')", "exec: runs text as code"),
-        ("import builtins\nbuiltins.exec('x = 1')", "exec: runs text as code"),
+        *((f"{module}exec('x = 1')", "exec: runs text as code") for module in ("", "import builtins\nbuiltins.")),
         ("import yaml\nyaml.load('', Loader=None)", "yaml.load: use the safe loader"),
-        ("import yaml as y\ny.unsafe_load('')", "yaml.unsafe_load: use the safe loader"),
         ("from yaml import load", "yaml.load: use the safe loader"),
+        ("import yaml as y\ny.unsafe_load('')", "yaml.unsafe_load: use the safe loader"),
         ("x = 1  # TODO later", "TODO: do it, or open an issue"),
         ("x = 'FIXME'", "FIXME: do it, or open an issue"),
         ("def f():\n    raise NotImplementedError", "NotImplementedError: write it, or leave it out"),
@@ -45,14 +43,9 @@ def test_it_finds(tmp_path: Path, source: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ('"""Never pickle, never eval()."""', "m.py"),
-        ("import yaml\nyaml.safe_load('')", "m.py"),
-        ("import json\njson.load(open('x'))", "m.py"),
-        ("class Policy:\n    def evaluate(self): ...", "m.py"),
-        ("model.eval()", "m.py"),
-        ("methodology = 'todo lists'", "m.py"),
-        ("", "database.py"),
-        ("", "baseline.py"),
+        *(('"""Never pickle, never eval()."""', "m.py"), ("import yaml\nyaml.safe_load('')", "m.py")),
+        *(("import json\njson.load(open('x'))", "m.py"), ("class Policy:\n    def evaluate(self): ...", "m.py")),
+        *(("model.eval()", "m.py"), ("methodology = 'todo lists'", "m.py"), ("", "database.py"), ("", "baseline.py")),
     ],
 )
 def test_it_leaves_alone(tmp_path: Path, source: str, name: str) -> None:

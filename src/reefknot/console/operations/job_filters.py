@@ -188,26 +188,22 @@ class SelectedJobs(Struct, frozen=True):
 
     async def chunks(self, store: Store) -> AsyncIterator[list[WorkItem]]:
         now = await now_in(store)
-        which = msgspec.structs.replace(self.choice.filter(now), tenant_id=None if self.ids else self.choice.tenant)
+        tenant = None if self.ids else self.choice.tenant
+        which = msgspec.structs.replace(self.choice.filter(now), tenant_id=tenant, reason=self.choice.reason)
         if self.ids:
             named_ones = [await store.work.get(one) for one in self.ids]
-            chosen = [
-                item for item in named_ones if item is not None and self.choice.accepts(item) and which.matches(item)
-            ]
-            if found := list(filter(self._has_reason, chosen)):
+            found = [item for item in named_ones if item and self.choice.accepts(item) and which.matches(item)]
+            if found:
                 yield found
             return
         for state in self.states:
             after, which = "", msgspec.structs.replace(which, state=state)
             while True:
                 page = await store.work.search(which, after=after, limit=bulk.CHUNK)
-                if found := list(filter(self._has_reason, page.items)):
-                    yield found
+                if page.items:
+                    yield page.items
                 if not (after := page.after):
                     break
-
-    def _has_reason(self, item: WorkItem) -> bool:
-        return self.choice.reason is None or self.choice.reason in item.reason
 
     async def missing(self, store: Store, item: WorkItem | None) -> str:
         cannot = f"cannot be {self.choice.PARTICIPLE}"

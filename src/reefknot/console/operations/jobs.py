@@ -21,6 +21,7 @@ from reefknot.queue.client import Client
 from reefknot.queue.model.message_schema import written_assignment
 from reefknot.queue.model.messages import InvalidMessage, encode
 from reefknot.queue.model.results import answer_of
+from reefknot.queue.model.transitions import Requeue
 from reefknot.queue.model.work import (
     ROUTER,
     WorkItem,
@@ -485,7 +486,9 @@ CANCEL = BulkVerb("job.cancel", "cancelled", _cancel_chunk)
 RETRY = BulkVerb(
     "job.retry",
     "retried",
-    lambda operator, ids, why, events: operator.store.work.retry(ids, who=operator.actor, why=why, events=events),
+    lambda operator, ids, why, events: operator.store.work.change(
+        WorkFilter(ids=ids), Requeue(operator.actor, why), events=events
+    ),
     requeues="retried",
 )
 

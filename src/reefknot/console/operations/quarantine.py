@@ -40,7 +40,7 @@ from reefknot.queue.model.edited_work import is_replaced, next_record, next_vers
 from reefknot.queue.model.failure_groups import failure_summary
 from reefknot.queue.model.messages import InvalidMessage, read_assignment
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, assignment_and_tenant, is_ingestion, record_id
-from reefknot.queue.port.work_queue import QuarantineFilter
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.runtime.log import printable
 
 if TYPE_CHECKING:
@@ -87,20 +87,20 @@ class QuarantineChoice(Struct, frozen=True, kw_only=True):
             given.pop("tenant", None)  # it belongs to the ids then
         return given
 
-    def filter(self) -> QuarantineFilter:
+    def filter(self) -> WorkFilter:
         """The filter of the store at this moment."""
         texts = {"type": self.type, "source": self.source, "reason": self.reason, "fingerprint": self.fingerprint}
         check_texts(**texts, tenant=self.tenant, error=self.error)
-        return QuarantineFilter(
-            tuple(dict.fromkeys(record_id(one, self.tenant) for one in self.ids)),
-            self.type,
-            self.source,
-            self.reason,
-            time_ms("before", self.before),
-            self.fingerprint,
-            time_ms("since", self.since),
-            None if self.ids else self.tenant,
-            self.error,
+        return WorkFilter(
+            ids=tuple(dict.fromkeys(record_id(one, self.tenant) for one in self.ids)) or None,
+            kind=self.type,
+            source=self.source,
+            reason=self.reason,
+            changed_since=time_ms("since", self.since),
+            changed_before=time_ms("before", self.before),
+            fingerprint=self.fingerprint,
+            tenant_id=None if self.ids else self.tenant,
+            error=self.error,
         )
 
     def selection(self) -> QuarantinedJobs:
@@ -126,11 +126,11 @@ class QuarantineQuery(QuarantineChoice, frozen=True, kw_only=True):
 class QuarantinedJobs(Struct, frozen=True):
     """The selected jobs of a quarantine, in the order of their ids."""
 
-    which: QuarantineFilter
+    which: WorkFilter
 
     @property
     def ids(self) -> tuple[str, ...]:
-        return self.which.ids
+        return self.which.ids or ()
 
     def of(self, ids: tuple[str, ...]) -> QuarantinedJobs:
         return QuarantinedJobs(msgspec.structs.replace(self.which, ids=ids))
@@ -237,7 +237,7 @@ REQUEUE = BulkVerb(
     "quarantine.requeue",
     "requeued",
     lambda operator, ids, why, events: operator.store.quarantine.requeue(
-        QuarantineFilter(ids), who=operator.actor, why=why, events=events
+        WorkFilter(ids=ids), who=operator.actor, why=why, events=events
     ),
     requeues="taken out of quarantine",
 )
@@ -245,13 +245,13 @@ DISCARD = BulkVerb(
     "quarantine.discard",
     "discarded",
     lambda operator, ids, why, events: operator.store.quarantine.discard(
-        QuarantineFilter(ids), who=operator.actor, reason=why, events=events
+        WorkFilter(ids=ids), who=operator.actor, reason=why, events=events
     ),
 )
 PURGE = BulkVerb(
     "quarantine.purge",
     "purged",
-    lambda operator, ids, _, events: operator.store.quarantine.purge(QuarantineFilter(ids), events=events),
+    lambda operator, ids, _, events: operator.store.quarantine.purge(WorkFilter(ids=ids), events=events),
 )
 
 
@@ -414,7 +414,7 @@ async def _to_edit(operator: Operator, record: str) -> tuple[WorkItem, Unclaimed
         unclaimed = await UnclaimedJobs.over(operator)
         unclaimed.add([msgspec.structs.replace(item, id=next_record(item.id))])
         return item, unclaimed
-    why = await QuarantinedJobs(QuarantineFilter((record,))).missing(operator.store, item)
+    why = await QuarantinedJobs(WorkFilter(ids=(record,))).missing(operator.store, item)
     raise OperationError(f"{named(*assignment_and_tenant(record))} {why}", "not_found" if item is None else "conflict")
 
 

@@ -39,7 +39,7 @@ from reefknot.ingest.port import SourceCounts
 from reefknot.queue.model.schedules import next_due
 from reefknot.queue.model.source_health import SourceCondition
 from reefknot.queue.model.work import WorkItem, WorkState, is_over
-from reefknot.queue.port.work_queue import QuarantineFilter
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.runtime.log import printable
 from reefknot.runtime.seeds import new_id
 
@@ -486,7 +486,7 @@ async def _end_jobs(store: Store, name: str, *, who: str, reason: str) -> None:
             ended = [await jobs.cancel(one.assignment_id, reason=reason, who=who) for one in page]
             if not any(ended):
                 break
-    while page := await store.quarantine.find(QuarantineFilter(source=name), limit=ENDED_AT_ONCE):
-        which = QuarantineFilter(ids=tuple(one.id for one in page))
+    while page := await store.quarantine.find(WorkFilter(source=name), limit=ENDED_AT_ONCE):
+        which = WorkFilter(ids=tuple(one.id for one in page))
         if not await store.quarantine.discard(which, who=who, reason=reason):
             break

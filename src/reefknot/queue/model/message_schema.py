@@ -122,10 +122,7 @@ _ASSIGNMENT: dict[type[Struct], dict[str, _Field]] = {
     Job: {
         "type": ("The step to run, such as http.request or invoice.render.", _ID),
         "payload": ("The inputs of the step.", {}),
-        "payload_ref": (
-            "A reference to inputs elsewhere. Refused without a resolver.",
-            _REFERENCE,
-        ),
+        "payload_ref": ("A reference to inputs elsewhere. Refused without a resolver.", _REFERENCE),
         "resources": ("Needs of the job. `class` is another place for resource_class.", {}),
     },
     AssignmentOptions: {
@@ -133,10 +130,7 @@ _ASSIGNMENT: dict[type[Struct], dict[str, _Field]] = {
         "deadline_ms": ("Milliseconds from submission, or from the due time, to the end: waiting included.", _MS),
         "timeout_ms": ("Milliseconds for all executions and the waits between, from the first one on.", _MS),
         "attempt_timeout_ms": ("Milliseconds for one execution.", _MS),
-        "retry_count": (
-            "Most retries after the first execution. Default: the policy's.",
-            _RETRIES,
-        ),
+        "retry_count": ("Most retries after the first execution. Default: the policy's.", _RETRIES),
         "skip_circuit_breaker": ("Run even while the breaker of the destination is open.", {}),
         "retry": ("Retries in another spelling; comes before retry_count.", {}),
     },

@@ -6,9 +6,7 @@ again by the next claim, which counts a crash. An event is stored in the same tr
 caller that knows that an owner is gone may end its lease early: if the owner is alive after all, the work may run
 twice, but never gets two results, because every new claim has a new fence.
 
-The quarantine is the work that is not tried again unless an operator requeues it. It keeps the payload byte for byte,
-the reason, the failure and the history. A requeued item keeps its id and gets a fresh budget; it may return to
-quarantine as often as it fails.
+An operator decides about work that has its result: `change` applies a transition to all items that match a filter.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -20,8 +18,9 @@ from msgspec import Struct
 from reefknot.audit.port import AuditEntry
 from reefknot.errors import ParameterError
 from reefknot.queue.model.admission import Reject
-from reefknot.queue.model.failure_groups import FailureGroups, has_error
+from reefknot.queue.model.failure_groups import FailureGroups, fingerprint_of, has_error
 from reefknot.queue.model.submission import SubmissionRules
+from reefknot.queue.model.transitions import Transition
 from reefknot.queue.model.work import CRASH_LIMIT, Settled, WorkItem, WorkState, is_ingestion
 
 
@@ -152,7 +151,7 @@ class WorkFilter(Struct, frozen=True):
     """A filter for all work of a store. All given fields must match; an empty filter matches all."""
 
     state: WorkState | None = None
-    """With `gone`, the visible one (`visible_state`)."""
+    """In a search with `gone`, the visible one (`visible_state`)."""
     kind: str | None = None
     tenant_id: str | None = None
     source: str | None = None
@@ -172,6 +171,15 @@ class WorkFilter(Struct, frozen=True):
     trace_id: str | None = None
     pool: str | None = None
     """The resource class that it runs in, or waits for."""
+    ids: tuple[str, ...] | None = None
+    """The items that are meant; none, when it is empty."""
+    reason: str | None = None
+    """A text in the reason."""
+    fingerprint: str | None = None
+    """See `reefknot.queue.model.failure_groups`."""
+    changed_since: int | None = None
+    """The earliest last change, ms UTC: of quarantined work, the quarantining."""
+    changed_before: int | None = None
 
     def matches(self, item: WorkItem) -> bool:
         """Whether the item matches in everything but its state."""
@@ -179,8 +187,13 @@ class WorkFilter(Struct, frozen=True):
             all((given := getattr(self, name)) is None or given == getattr(item, name) for name in SAME_IN_BOTH)
             and item.created_at >= self.since
             and (self.before is None or item.created_at < self.before)
+            and (self.changed_since is None or item.updated_at >= self.changed_since)
+            and (self.changed_before is None or item.updated_at < self.changed_before)
+            and (self.ids is None or item.id in self.ids)
+            and (self.reason is None or self.reason in item.reason)
             and not (self.only_ingestion and not is_ingestion(item))
             and (self.error is None or has_error(item, self.error))
+            and (self.fingerprint is None or fingerprint_of(item) == self.fingerprint)
         )
 
 
@@ -194,6 +207,16 @@ class WorkPage(Struct, frozen=True):
     after: str = ""
     """The id after which the next page begins; empty when there is none. With fewer items than asked for, the search
     has reached its limit for one page, and items that it has not read may match."""
+
+
+class QuarantineStats(Struct, frozen=True):
+    """The number of items in quarantine, by kind, source and reason."""
+
+    total: int
+    by_kind: dict[str, int]
+    by_source: dict[str, int]
+    by_reason: dict[str, int]
+    oldest_at: int | None
 
 
 def refuse_classes_with_gone(classes: Collection[str], gone: Collection[str] | None) -> None:
@@ -210,11 +233,7 @@ class WorkQueue(Protocol):
     """A queue of work: stores what is enqueued, hands it out to owners of claims, and records how it ended."""
 
     async def enqueue(
-        self,
-        items: Sequence[WorkItem],
-        terms: Enqueue = FREELY,
-        *,
-        events: Sequence[AuditEntry] = (),
+        self, items: Sequence[WorkItem], terms: Enqueue = FREELY, *, events: Sequence[AuditEntry] = ()
     ) -> list[Enqueued | Reject]:
         """
         Keep these, in one step. An id that is there already is a duplicate, whatever state it is in.
@@ -258,14 +277,14 @@ class WorkQueue(Protocol):
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
         """Call it off, pending or running. False when there is no such item or it has ended."""
 
-    async def retry(
-        self, ids: Sequence[str], *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    async def change(
+        self, which: WorkFilter, transition: Transition, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
         """
-        Return items to the queue that failed, timed out, were cancelled, or are in quarantine, in one step.
+        Change all items that match a filter and are in a state that the transition takes, in one step.
 
-        They keep their ids, and begin a new generation with a fresh budget. Returns the ids of those that went back;
-        the events are kept when there is one.
+        Returns their ids, in order; a dry run changes nothing. The events are kept when an item was changed. A store on
+        a server takes several steps for more than a hundred items, and keeps the events with the first.
         """
 
     async def transfer(self, work_id: str, resource_class: str, *, due_at: int | None = None) -> bool:
@@ -318,6 +337,18 @@ class WorkQueue(Protocol):
         is nothing.
         """
 
+    async def by_id(self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100) -> list[WorkItem]:
+        """Items that match a filter, in the order of their ids, without payloads."""
+
+    async def count(self, which: WorkFilter = EVERYTHING) -> dict[str, int]:
+        """The number of items that match a filter by kind, the most frequent first."""
+
+    async def groups(self, which: WorkFilter = EVERYTHING) -> FailureGroups:
+        """The items that match a filter, grouped by the fingerprints of their failures."""
+
+    async def quarantine_stats(self) -> QuarantineStats:
+        """The number of items in quarantine, by kind, source and reason."""
+
     async def snapshot(self, gone: Collection[str] = ()) -> WorkSnapshot:
         """The queue at this moment, by class and `visible_state`; `gone` are owners whose processes have ended."""
 
@@ -329,92 +360,3 @@ class WorkQueue(Protocol):
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         """The item as soon as it has ended (quarantine included), or None after `timeout` seconds."""
-
-
-class QuarantineFilter(Struct, frozen=True):
-    """A filter for items. All given fields must match; an empty filter matches all."""
-
-    ids: tuple[str, ...] = ()
-    kind: str | None = None
-    source: str | None = None
-    reason_contains: str | None = None
-    before: int | None = None
-    fingerprint: str | None = None
-    """See `reefknot.queue.model.failure_groups`."""
-    since: int | None = None
-    tenant_id: str | None = None
-    error: str | None = None
-    """A text in the reason or in the failure, as `WorkFilter.error` is."""
-
-
-ALL = QuarantineFilter()
-
-
-class QuarantineStats(Struct, frozen=True):
-    """The number of items in quarantine, by kind, source and reason."""
-
-    total: int
-    by_kind: dict[str, int]
-    by_source: dict[str, int]
-    by_reason: dict[str, int]
-    oldest_at: int | None
-
-
-class QuarantineStore(Protocol):
-    """The quarantine of a store: lists items, and does what an operator decided."""
-
-    async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
-        """Items in the order of their ids, without payloads."""
-
-    async def show(self, work_id: str) -> WorkItem | None:
-        """An item with its payload; None when it is not in quarantine."""
-
-    async def requeue(
-        self,
-        which: QuarantineFilter,
-        *,
-        who: str,
-        why: str = "",
-        dry_run: bool = False,
-        events: Sequence[AuditEntry] = (),
-    ) -> list[str]:
-        """
-        Return items to the queue; returns their ids. A dry run changes nothing.
-
-        A submission that failed with an item is open again in the same step, so that its caller gets the new result.
-        """
-
-    async def discard(
-        self,
-        which: QuarantineFilter,
-        *,
-        who: str,
-        reason: str = "",
-        dry_run: bool = False,
-        events: Sequence[AuditEntry] = (),
-    ) -> list[str]:
-        """End items without another attempt. They stay stored until they are purged."""
-
-    async def purge(
-        self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
-    ) -> list[str]:
-        """Delete items, permanently."""
-
-    async def replace(
-        self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
-    ) -> str | None:
-        """
-        Discard an item and queue one with another payload instead, in one step (`core.versions.replaced`).
-
-        Returns the new one's id, which is the next version of the item's. None: the item is not in quarantine, or there
-        is one of that id already; then nothing is changed.
-        """
-
-    async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
-        """The number of items by kind, the most frequent first."""
-
-    async def stats(self) -> QuarantineStats:
-        """The number of items, by kind, source and reason."""
-
-    async def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
-        """The items grouped by the fingerprints of their failures."""

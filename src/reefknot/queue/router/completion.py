@@ -62,11 +62,7 @@ class Completion:
     """Ends assignments, and counts them by status."""
 
     def __init__(
-        self,
-        context: RouterContext,
-        *,
-        resolve: Callable[[str, ExecResult], None],
-        freed: Callable[[], None],
+        self, context: RouterContext, *, resolve: Callable[[str, ExecResult], None], freed: Callable[[], None]
     ) -> None:
         self._context = context
         self._resolve = resolve

@@ -25,13 +25,7 @@ from reefknot.queue.model.admission import (
     can_displace,
     unknown_type_message,
 )
-from reefknot.queue.model.messages import (
-    ExecAssignment,
-    ExecAssignmentAck,
-    InvalidMessage,
-    named_class,
-    resource_class,
-)
+from reefknot.queue.model.messages import ExecAssignment, ExecAssignmentAck, InvalidMessage, named_class, resource_class
 from reefknot.queue.model.work import WorkItem
 from reefknot.queue.worker.pool import Pool, Queued
 from reefknot.queue.worker.records import AcceptedWork

@@ -35,14 +35,7 @@ from reefknot.queue.model.results import (
     cancel_reason,
 )
 from reefknot.queue.model.submission import EXPIRED
-from reefknot.queue.model.work import (
-    Quarantine,
-    WorkDone,
-    WorkFailed,
-    WorkItem,
-    WorkState,
-    is_workers,
-)
+from reefknot.queue.model.work import Quarantine, WorkDone, WorkFailed, WorkItem, WorkState, is_workers
 from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
 from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.context import WorkerContext, WorkerMessage
@@ -138,12 +131,7 @@ class Closing:
         return AttemptReport(Quarantine(reason), (event,), result)
 
     def _report(
-        self,
-        item: WorkItem,
-        report: AttemptReport,
-        pool: Pool,
-        work: AcceptedWork,
-        trace: WorkTrace | None = None,
+        self, item: WorkItem, report: AttemptReport, pool: Pool, work: AcceptedWork, trace: WorkTrace | None = None
     ) -> None:
         """Queue the report for the store. From here on it does not depend on the slot any more."""
         settled, events, body = report.settled, report.events, None

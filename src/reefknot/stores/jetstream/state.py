@@ -30,7 +30,7 @@ from reefknot.stores.jetstream.connection import Connection
 from reefknot.stores.jetstream.reads import LATEST, Feed, Start, StreamMessage, last_message
 from reefknot.stores.jetstream.streams import OPEN, Names
 from reefknot.stores.wakeups import END_TOPIC
-from reefknot.stores.work_in_memory.transitions import WorkTable
+from reefknot.stores.work_in_memory.table import WorkTable
 
 TOMBSTONE_S = 3600
 """How long a tombstone, which says that a record has left its subject, is kept."""

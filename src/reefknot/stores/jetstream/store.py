@@ -16,6 +16,7 @@ from reefknot.core.clock import Clock
 from reefknot.core.time import Moment
 from reefknot.errors import ReefknotError, StoreError, StoreVersionError
 from reefknot.idempotency.model import KEY_RETENTION_S
+from reefknot.queue.port.quarantine import QuarantineStore
 from reefknot.runtime.forks import FORKS, opened_before_fork
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.tasks import Services
@@ -28,7 +29,7 @@ from reefknot.stores.jetstream.idempotency import JetStreamIdempotencyStore
 from reefknot.stores.jetstream.state import State
 from reefknot.stores.jetstream.streams import Names, audit_stream, ensure_stream, state_stream, stream_info
 from reefknot.stores.jetstream.transport import JetStreamTransport
-from reefknot.stores.jetstream.work import JetStreamLeases, JetStreamQuarantine, JetStreamWorkQueue, sweep_blobs
+from reefknot.stores.jetstream.work import JetStreamLeases, JetStreamWorkQueue, sweep_blobs
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -90,7 +91,7 @@ class JetStreamStore:
             most_keys=most_keys,
         )
         self.work = JetStreamWorkQueue(self.state, self._commits)
-        self.quarantine = JetStreamQuarantine(self.work)
+        self.quarantine = QuarantineStore(self.work)
         self.control = JetStreamControl(self.state, self._commits)
         self.leases = JetStreamLeases(self.work)
         self.values = JetStreamValues(self.state, self._commits)

@@ -1,9 +1,9 @@
-"""Work, leases and quarantine of a store on JetStream: the mirror's table, its changes stored by commits."""
+"""Work and leases of a store on JetStream: the mirror's table, its changes stored by commits."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -12,14 +12,12 @@ from msgspec import json, structs
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model import work as core
-from reefknot.queue.model.edited_work import next_record
 from reefknot.queue.model.failure_groups import FailureGroups
+from reefknot.queue.model.transitions import Replace, Transition, records_of
 from reefknot.queue.model.work import ENDED, WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
-    ALL,
     EVERYTHING,
     Held,
-    QuarantineFilter,
     QuarantineStats,
     WorkClaim,
     WorkFilter,
@@ -31,9 +29,8 @@ from reefknot.stores.jetstream.connection import Connection
 from reefknot.stores.jetstream.ended_work import EndedWork, gathered
 from reefknot.stores.jetstream.reads import StreamMessage, count, last_message, newest, scan, scan_each
 from reefknot.stores.jetstream.state import Message, State, StoredItem
-from reefknot.stores.jetstream.streams import StreamInfo, token_of
-from reefknot.stores.work_in_memory.queue import TableLeases, TableQuarantine, TableWorkQueue
-from reefknot.stores.work_in_memory.transitions import matches
+from reefknot.stores.jetstream.streams import OPEN, StreamInfo, token_of
+from reefknot.stores.work_in_memory.queue import TableLeases, TableWorkQueue
 
 R = TypeVar("R")
 _Change = Callable[[WorkItem, Moment], WorkItem]
@@ -57,7 +54,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         self._commits = commits
         self._ends = EndedWork(state, self.look)
 
-    async def change(
+    async def write(
         self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
     ) -> R:
         return await self._commits.change(
@@ -103,16 +100,92 @@ class JetStreamWorkQueue(TableWorkQueue):
         await self.load([work_id])
         return await super().cancel(work_id, reason=reason, who=who, events=events)
 
-    async def retry(
-        self, ids: Sequence[str], *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    async def change(
+        self, which: WorkFilter, transition: Transition, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
-        back: list[str] = []
-        wanted = list(dict.fromkeys(ids))
-        for at in range(0, len(wanted), PAGE):
-            page = wanted[at : at + PAGE]
-            await self.load(page)
-            back += await super().retry(page, who=who, why=why, events=() if back else events)
-        return back
+        await self._load_matching(which)
+        if isinstance(transition, Replace):
+            await self.load(records_of(which.ids or (), transition))
+        meant = await self.look(lambda now: self.table.change(which, transition, now=now, dry_run=True))
+        if dry_run:
+            return meant
+        done: list[str] = []
+        for at in range(0, len(meant), PAGE):
+            page = structs.replace(which, ids=tuple(meant[at : at + PAGE]))
+            done += await super().change(page, transition, events=() if done else events)
+        return done
+
+    async def _load_matching(self, which: WorkFilter) -> None:
+        """Load the items that a filter may match: what is not open is not mirrored."""
+        subjects = self._subjects(which)
+        found = await scan(self.state.connection, self.state.names.state, subjects) if subjects else []
+
+        def take(now: Moment) -> None:
+            for message in (one for one in found if one.body):
+                stored = json.decode(message.body, type=StoredItem)
+                if message.sequence > self.state.revisions.get(stored.item.id, 0):
+                    self.state.load(stored, message.sequence, message.subject)
+
+        await self.look(take)
+
+    def _subjects(self, which: WorkFilter) -> list[str]:
+        names, states = self.state.names, WorkState if which.state is None else (which.state,)
+        if which.ids is not None:
+            return [names.any_work(one) for one in dict.fromkeys(which.ids)]
+        return [names.all_work(one) for one in sorted({OPEN if one in _OPEN else one.value for one in states})]
+
+    async def _read(self, which: WorkFilter, take: Callable[[WorkItem], None]) -> None:
+        """Read the items that match a filter one by one, in no order; there may be more than fit into memory."""
+
+        def handle(message: StreamMessage) -> None:
+            if message.body:
+                item = json.decode(message.body, type=StoredItem).item
+                is_latest = message.sequence >= self.state.revisions.get(item.id, 0)
+                if is_latest and which.state in (None, item.state) and which.matches(item):
+                    take(item)
+
+        if subjects := self._subjects(which):
+            await scan_each(self.state.connection, self.state.names.state, subjects, handle)
+
+    async def by_id(self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100) -> list[WorkItem]:
+        found: list[WorkItem] = []
+
+        def take(item: WorkItem) -> None:
+            if item.id > after:
+                found.append(structs.replace(item, payload=b""))
+                if len(found) >= 2 * limit + PAGE:
+                    trim()
+
+        def trim() -> None:
+            found.sort(key=lambda one: one.id)
+            del found[limit:]
+
+        await self._read(which, take)
+        trim()
+        return found
+
+    async def count(self, which: WorkFilter = EVERYTHING) -> dict[str, int]:
+        number: Counter[str] = Counter()
+        await self._read(which, lambda item: number.update([item.kind]))
+        return dict(number.most_common())
+
+    async def groups(self, which: WorkFilter = EVERYTHING) -> FailureGroups:
+        groups = FailureGroups()
+        await self._read(which, groups.add)
+        return groups
+
+    async def quarantine_stats(self) -> QuarantineStats:
+        kinds, sources, reasons = Counter[str](), Counter[str](), Counter[str]()
+        oldest: list[int] = []
+
+        def take(item: WorkItem) -> None:
+            for counter, name in ((kinds, item.kind), (sources, item.source), (reasons, item.reason)):
+                counter[name] += 1
+            oldest[:] = [min((*oldest, item.updated_at))]
+
+        await self._read(WorkFilter(state=WorkState.QUARANTINED), take)
+        by_kind, by_source, by_reason = (dict(one.most_common()) for one in (kinds, sources, reasons))
+        return QuarantineStats(kinds.total(), by_kind, by_source, by_reason, oldest[0] if oldest else None)
 
     async def get(self, work_id: str) -> WorkItem | None:
         item = await self.look(lambda _: self.table.get(work_id))
@@ -230,7 +303,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         for at in range(0, len(old), PAGE):
             page = old[at : at + PAGE]
             await self.load(page)
-            gone += await self.change(partial(self._purge, page, before), ids=page, wake=False)
+            gone += await self.write(partial(self._purge, page, before), ids=page, wake=False)
         return gone
 
     def _purge(self, ids: Sequence[str], before: int, now: Moment) -> int:
@@ -275,138 +348,6 @@ def _decoded(messages: Sequence[StreamMessage]) -> list[StoredItem]:
 def _listed(messages: Sequence[StreamMessage]) -> _Listed:
     items = _decoded(messages)
     return {one.item.id: ((one.item.created_at, one.order, one.item.id), one.item) for one in items}
-
-
-class JetStreamQuarantine(TableQuarantine):
-    """The quarantine of a store on JetStream. It is not mirrored: its items are read on request."""
-
-    def __init__(self, work: JetStreamWorkQueue) -> None:
-        super().__init__(work)
-        self._queue = work
-
-    async def _load(self, which: QuarantineFilter) -> list[str]:
-        """Load the quarantined items that a filter may match. Returns the ids of those that match."""
-        state = self._queue.state
-        found = [one for one in await scan(state.connection, state.names.state, self._subjects(which)) if one.body]
-
-        def take(now: Moment) -> None:
-            for message in found:
-                stored = json.decode(message.body, type=StoredItem)
-                if message.sequence > state.revisions.get(stored.item.id, 0):
-                    state.load(stored, message.sequence, message.subject)
-
-        await self._queue.look(take)
-        return [item.id for item in await TableQuarantine.find(self, which, limit=len(found))]
-
-    def _subjects(self, which: QuarantineFilter) -> list[str]:
-        names = self._queue.state.names
-        return [names.any_work(one) for one in which.ids] or [names.all_work(WorkState.QUARANTINED.value)]
-
-    async def _read(self, which: QuarantineFilter, take: Callable[[WorkItem], None]) -> None:
-        """Read the items that match a filter one by one, in no order; there may be more than fit into memory."""
-        state = self._queue.state
-
-        def handle(message: StreamMessage) -> None:
-            if message.body:
-                item = json.decode(message.body, type=StoredItem).item
-                is_latest = message.sequence >= state.revisions.get(item.id, 0)
-                if is_latest and item.state is WorkState.QUARANTINED and matches(which, item):
-                    take(item)
-
-        await scan_each(state.connection, state.names.state, self._subjects(which), handle)
-
-    async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
-        found: list[WorkItem] = []
-
-        def take(item: WorkItem) -> None:
-            if item.id > after:
-                found.append(structs.replace(item, payload=b""))
-                if len(found) >= 2 * limit + PAGE:
-                    trim()
-
-        def trim() -> None:
-            found.sort(key=lambda one: one.id)
-            del found[limit:]
-
-        await self._read(which, take)
-        trim()
-        return found
-
-    async def show(self, work_id: str) -> WorkItem | None:
-        item = await self._queue.get(work_id)
-        return item if item is not None and item.state is WorkState.QUARANTINED else None
-
-    async def requeue(
-        self,
-        which: QuarantineFilter,
-        *,
-        who: str,
-        why: str = "",
-        dry_run: bool = False,
-        events: Sequence[AuditEntry] = (),
-    ) -> list[str]:
-        return await self._in_pages(partial(super().requeue, who=who, why=why), which, dry_run, events)
-
-    async def discard(
-        self,
-        which: QuarantineFilter,
-        *,
-        who: str,
-        reason: str = "",
-        dry_run: bool = False,
-        events: Sequence[AuditEntry] = (),
-    ) -> list[str]:
-        return await self._in_pages(partial(super().discard, who=who, reason=reason), which, dry_run, events)
-
-    async def purge(
-        self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
-    ) -> list[str]:
-        return await self._in_pages(super().purge, which, dry_run, events)
-
-    async def replace(
-        self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
-    ) -> str | None:
-        await self._queue.load([work_id, next_record(work_id)])
-        return await super().replace(work_id, payload, who=who, why=why, events=events)
-
-    async def _in_pages(
-        self,
-        act: Callable[..., Awaitable[list[str]]],
-        which: QuarantineFilter,
-        dry_run: bool,
-        events: Sequence[AuditEntry],
-    ) -> list[str]:
-        meant = await self._load(which)
-        if dry_run:
-            return meant
-        done: list[str] = []
-        for at in range(0, len(meant), PAGE):
-            page = structs.replace(which, ids=tuple(meant[at : at + PAGE]))
-            done += await act(page, dry_run=False, events=() if done else events)
-        return done
-
-    async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
-        number: Counter[str] = Counter()
-        await self._read(which, lambda item: number.update([item.kind]))
-        return dict(number.most_common())
-
-    async def stats(self) -> QuarantineStats:
-        kinds, sources, reasons = Counter[str](), Counter[str](), Counter[str]()
-        oldest: list[int] = []
-
-        def take(item: WorkItem) -> None:
-            for counter, name in ((kinds, item.kind), (sources, item.source), (reasons, item.reason)):
-                counter[name] += 1
-            oldest[:] = [min((*oldest, item.updated_at))]
-
-        await self._read(ALL, take)
-        by_kind, by_source, by_reason = (dict(one.most_common()) for one in (kinds, sources, reasons))
-        return QuarantineStats(kinds.total(), by_kind, by_source, by_reason, oldest[0] if oldest else None)
-
-    async def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
-        groups = FailureGroups()
-        await self._read(which, groups.add)
-        return groups
 
 
 class JetStreamLeases(TableLeases):

@@ -16,6 +16,7 @@ from reefknot.core.time import Moment
 from reefknot.errors import ParameterError
 from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.queue.model.work import Interrupted
+from reefknot.queue.port.quarantine import QuarantineStore
 from reefknot.queue.port.work_queue import Held, Settlement
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.memory.store import (
@@ -28,8 +29,8 @@ from reefknot.stores.memory.store import (
     MemoryValues,
 )
 from reefknot.stores.port.engines import Engine, Examination, ExamineOptions, Finding, OpenOptions, StoreFiles
-from reefknot.stores.work_in_memory.queue import TableLeases, TableQuarantine, TableWorkQueue
-from reefknot.stores.work_in_memory.transitions import MOST_ENDED, WorkTable
+from reefknot.stores.work_in_memory.queue import TableLeases, TableWorkQueue
+from reefknot.stores.work_in_memory.table import MOST_ENDED, WorkTable
 
 if TYPE_CHECKING:
     from reefknot.stores.port import Store
@@ -47,7 +48,7 @@ class MemoryWorkQueue(TableWorkQueue):
         self._shared = shared
         self._audit = audit
 
-    async def change(
+    async def write(
         self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
     ) -> R:
         now = self._shared.now()
@@ -109,7 +110,7 @@ class MemoryStore:
             context, self.audit, retention=retention, largest_result=largest_result, most_keys=most_keys
         )
         self.work = MemoryWorkQueue(context, self.audit)
-        self.quarantine = TableQuarantine(self.work)
+        self.quarantine = QuarantineStore(self.work)
         self.control = MemoryControl(context, self.audit)
         self.leases = MemoryLeases(self.work, context)
         self.values = MemoryValues(context, self.audit)

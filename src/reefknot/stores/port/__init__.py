@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from reefknot.errors import ReefknotError
     from reefknot.idempotency.port import IdempotencyStore
     from reefknot.queue.port.control import Control
+    from reefknot.queue.port.quarantine import QuarantineStore
     from reefknot.queue.port.transport import Transport
-    from reefknot.queue.port.work_queue import Leases, QuarantineStore, WorkQueue
+    from reefknot.queue.port.work_queue import Leases, WorkQueue
 
 LONGEST_NAME = 300
 LONGEST_BODY = 262_144

@@ -28,6 +28,7 @@ from reefknot.errors import (
     StoreVersionError,
 )
 from reefknot.idempotency.model import KEY_RETENTION_S
+from reefknot.queue.port.quarantine import QuarantineStore
 from reefknot.runtime import open_files
 from reefknot.runtime.forks import FORKS
 from reefknot.runtime.sqlite_files import (
@@ -47,7 +48,6 @@ from reefknot.stores.sqlite.audit import SqliteAuditLog
 from reefknot.stores.sqlite.connection import VERSION, check_readable, migrate
 from reefknot.stores.sqlite.control import SqliteControl, SqliteValues
 from reefknot.stores.sqlite.idempotency import SqliteIdempotencyStore
-from reefknot.stores.sqlite.quarantine import SqliteQuarantine
 from reefknot.stores.sqlite.reads import ChangeWatcher, Reader, StoreContext
 from reefknot.stores.sqlite.transport import SqliteTransport
 from reefknot.stores.sqlite.upkeep import RetentionLock, back_up, check_file, compact, newest_record_at
@@ -117,7 +117,7 @@ class SqliteStore:
             connect=self._connect,
         )
         self.work = SqliteWorkQueue(context)
-        self.quarantine = SqliteQuarantine(context)
+        self.quarantine = QuarantineStore(self.work)
         self.control = SqliteControl(context)
         self.leases = SqliteLeases(context, self._connect)
         self.values = SqliteValues(context)

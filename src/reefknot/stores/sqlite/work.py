@@ -46,6 +46,7 @@ from reefknot.stores.sqlite import work_rows as rows
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import Transaction, each, write_apart
+from reefknot.stores.sqlite.work_by_filter import WorkByFilter
 from reefknot.stores.wakeups import CLASS_TOPIC, ENDED_TOPIC, LEASES_TOPIC, LOOK_S, WakingQueue
 
 _OWNERS = (
@@ -123,12 +124,12 @@ _SOONEST = (
 )
 
 
-class SqliteWorkQueue(WakingQueue):
+class SqliteWorkQueue(WorkByFilter, WakingQueue):
     """The work of a SQLite store."""
 
     def __init__(self, context: StoreContext) -> None:
-        super().__init__(context.waiters)
-        self._context = context
+        WorkByFilter.__init__(self, context)
+        WakingQueue.__init__(self, context.waiters)
         self._awaited: dict[str, set[asyncio.Future[WorkItem]]] = {}
         """By id: the waiters for the end of an item."""
         self._services = Services("store")
@@ -176,11 +177,6 @@ class SqliteWorkQueue(WakingQueue):
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
         return await self._context.write(_cancel_batch, (work_id, reason, who, events))
-
-    async def retry(
-        self, ids: Sequence[str], *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
-    ) -> list[str]:
-        return await self._context.write(_retry, (tuple(ids), who, why, events))
 
     async def transfer(self, work_id: str, resource_class: str, *, due_at: int | None = None) -> bool:
         return await self._context.write(_transfer, (work_id, resource_class, due_at))
@@ -453,15 +449,6 @@ def _cancel_batch(transaction: Transaction, wanted: list[Any]) -> list[bool]:
         answers.append(may)
     rows.update(transaction, open_ones, changed)
     return answers
-
-
-@each
-def _retry(transaction: Transaction, ids: Sequence[str], who: str, why: str, events: Sequence[AuditEntry]) -> list[str]:
-    found = rows.cached_or_loaded(transaction, list(dict.fromkeys(ids)))
-    ended = [item for item in found.values() if core.can_retry(item)]
-    rows.update(transaction, ended, [core.requeue(item, transaction.now, who=who, why=why) for item in ended])
-    transaction.add_events(events if ended else ())
-    return [item.id for item in ended]
 
 
 @each

@@ -1,14 +1,14 @@
 """Rows of the work table: written, read, and turned into items. Payloads are only read where they are wanted."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import apsw
 from msgspec import Struct, json, structs
 
-from reefknot.queue.model.failure_groups import in_small
+from reefknot.queue.model.failure_groups import fingerprint_of, in_small
 from reefknot.queue.model.work import INGEST, NO_BUDGET, Budget, HistoryEntry, WorkItem, WorkState, record_id
-from reefknot.queue.port.work_queue import EVERYTHING, SAME_IN_BOTH, WorkFilter, WorkPage, WorkSnapshot
+from reefknot.queue.port.work_queue import EVERYTHING, WorkFilter, WorkPage, WorkSnapshot
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
 from reefknot.stores.wakeups import ENDED_TOPIC, topics_of
@@ -21,6 +21,7 @@ _NESTED = {"budget": "json(budget)", "history": "json(history)"}
 _LIGHT = ", ".join(_NESTED.get(name, name) for name in _FIELDS[:-1])
 _AS_ONE_ROW = f"SELECT json_group_array(json_array({_LIGHT})) FROM "  # noqa: S608 - our own column names
 _LOAD = _AS_ONE_ROW + "work WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
+_DELETE = "DELETE FROM work WHERE id IN (SELECT value FROM json_each(?))"
 _KNOWN = "SELECT json_group_array(id) FROM work WHERE id IN (SELECT value FROM json_each(?))"
 # Named, because the planner would rather walk the whole table in the order of seq.
 _EXPIRED = (
@@ -76,8 +77,24 @@ _HAS_ERROR = (
     "(instr(lower(reason), ?) > 0 OR iif(json_valid(failure), instr(lower(failure ->> 'code'), ?) > 0 "
     "OR instr(lower(failure ->> 'failure_type'), ?) > 0 OR instr(lower(failure ->> 'message'), ?) > 0, false))"
 )
-HAS_ERROR = f"EXISTS (SELECT 1 FROM (SELECT ? AS asked) WHERE {_HAS_ERROR.replace('?', 'asked')})"  # noqa: S608 - constants
-"""The same with one value."""
+_CONDITIONS = {
+    "ids": "id IN (SELECT value FROM json_each(?))",
+    "kind": "kind = ?",
+    "source": "source = ?",
+    "tenant_id": "tenant_id = ?",
+    "pool": "pool = ?",
+    "assignment_id": "iif(instr(id, '|'), substr(id, instr(id, '|') + 1), id) = ?",
+    "correlation_id": "correlation_id = ?",
+    "trace_id": "trace_id = ?",
+    "only_ingestion": f"substr(resource_class, 1, {len(INGEST)}) = '{INGEST}' AND instr(resource_class, '@') = 0",
+    "since": "created_at >= ?",
+    "before": "created_at < ?",
+    "changed_since": "updated_at >= ?",
+    "changed_before": "updated_at < ?",
+    "reason": "instr(reason, ?) > 0",
+    "error": _HAS_ERROR,
+}
+"""The condition of each field of a filter but its state, which chooses an index, and its fingerprint."""
 _CREATED_FROM = "SELECT seq, created_at FROM work WHERE seq >= ? ORDER BY seq LIMIT 1"
 _OF_STATE = "state = ? AND kind = ?"
 _OF_A_TENANT = "tenant_id IS NOT NULL AND substr(id, instr(id, '|') + 1) = ?"
@@ -161,11 +178,11 @@ def expired(connection: apsw.Connection, steady: int, classes: Sequence[str] = (
     return _decoded(connection, _EXPIRED, (steady, listed(classes)))
 
 
-def quarantined(connection: apsw.Connection, conditions: Mapping[str, Any], limit: int) -> list[WorkItem]:
-    """Quarantined items that meet these conditions, in the order of their ids, without payloads."""
-    where = " AND ".join(["state = 'quarantined'", *conditions])
-    chosen = f"(SELECT * FROM work INDEXED BY work_quarantined WHERE {where} ORDER BY id LIMIT ?)"  # noqa: S608
-    return _decoded(connection, _AS_ONE_ROW + chosen, (*conditions.values(), limit))
+def by_id(connection: apsw.Connection, table: str, way: Way, limit: int) -> list[WorkItem]:
+    """Items of the table, with its index, that meet this condition, in the order of their ids, without payloads."""
+    where, values = way
+    chosen = f"(SELECT * FROM {table} WHERE {where} ORDER BY id LIMIT ?)"  # noqa: S608 - constants
+    return _decoded(connection, _AS_ONE_ROW + chosen, (*values, limit))
 
 
 def page(connection: apsw.Connection, wanted: Wanted) -> list[WorkItem]:
@@ -211,7 +228,8 @@ def searched(connection: apsw.Connection, wanted: Wanted) -> WorkPage:
         after = "" if last is None else query(connection, "SELECT id FROM work WHERE seq = ?", last).get
         order = "ASC" if wanted.oldest_first else "DESC"
         items = _decoded(connection, _BY_SEQ.format(order), (json.encode(chosen).decode(),)) if chosen else []
-        return WorkPage(items, after)
+        wanted_one = wanted.match.fingerprint
+        return WorkPage([one for one in items if wanted_one in (None, fingerprint_of(one))], after)
     finally:
         connection.execute("COMMIT")
 
@@ -228,7 +246,7 @@ def _scanned(
     where, values, start = bounds
     side, order, furthest = (">", "ASC", "max") if wanted.oldest_first else ("<", "DESC", "min")
     nearest = min if wanted.oldest_first else max
-    matches, of_match = _conditions(wanted.match)
+    matches, of_match = conditions(wanted.match, but=_BY_INDEX)
     if start is not None:
         where, values = f"{where} AND seq {side} ?", [*values, start]
     share, found, ends = max(_LEAST_SHARE, size // len(ways)), list[int](), list[int]()
@@ -243,21 +261,18 @@ def _scanned(
     return found if end is None else [seq for seq in found if nearest(seq, end) == seq], end
 
 
-_BY_INDEX = frozenset({"kind", "assignment_id", "correlation_id", "trace_id"})
+_BY_INDEX = frozenset({"ids", "kind", "assignment_id", "correlation_id", "trace_id", "since", "before"})
 
 
-def _conditions(match: WorkFilter) -> Way:
-    """The conditions of a filter that no index leads to."""
-    given = {
-        name: value for name in SAME_IN_BOTH if name not in _BY_INDEX and (value := getattr(match, name)) is not None
-    }
-    parts, values = ["true", *(f"{name} IS ?" for name in given)], list[str | int](given.values())
-    if match.only_ingestion:
-        parts.append("substr(resource_class, 1, ?) = ? AND instr(resource_class, '@') = 0")
-        values += [len(INGEST), INGEST]
-    if match.error is not None:
-        parts.append(_HAS_ERROR)
-        values += [in_small(match.error)] * 4
+def conditions(match: WorkFilter, *, but: Collection[str] = ()) -> Way:
+    """The conditions of a filter, without those of some fields."""
+    parts, values = ["true"], list[str | int]()
+    for name, words in _CONDITIONS.items():
+        value = getattr(match, name)
+        if name not in but and value != getattr(EVERYTHING, name):
+            value = listed(value) if name == "ids" else in_small(value) if name == "error" else value
+            parts.append(words)
+            values += [value] * words.count("?")
     return " AND ".join(parts), tuple(values)
 
 
@@ -314,6 +329,8 @@ def _ways_to(connection: apsw.Connection, wanted: Wanted) -> list[Way]:
 
 def _ways_to_few(match: WorkFilter) -> list[Way]:
     """Conditions of a filter that matches few rows, found by an index of its own; none for other filters."""
+    if match.ids is not None:
+        return [conditions(match, but={"since", "before"})]
     if match.assignment_id is not None:
         named = (record_id(match.assignment_id, None),)
         more, values = "", tuple[str, ...]()
@@ -415,6 +432,13 @@ def update(transaction: Transaction, old: Iterable[WorkItem], new: Sequence[Work
         for item in new
     ]
     transaction.connection.executemany(_UPDATE, rows)
+
+
+def delete(transaction: Transaction, items: Sequence[WorkItem]) -> None:
+    """Remove the rows of these items."""
+    if items:
+        transaction.counts.add(items, -1)
+        transaction.connection.execute(_DELETE, (listed(item.id for item in items),))
 
 
 def _count(transaction: Transaction, items: Iterable[WorkItem]) -> None:

@@ -1,7 +1,7 @@
 """
-The async fronts of a work table: work queue, leases and quarantine, as the ports ask for them.
+The async fronts of a work table: work queue and leases, as the ports ask for them.
 
-An engine that holds its work in a table says how a change of it is made whole (`change`), and how it is looked at
+An engine that holds its work in a table says how a change of it is made whole (`write`), and how it is looked at
 (`look`); everything else is the same for all of them.
 """
 
@@ -15,18 +15,16 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
-from reefknot.queue.model.edited_work import next_record
 from reefknot.queue.model.failure_groups import FailureGroups
+from reefknot.queue.model.transitions import Transition, records_of
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
-    ALL,
     EVERYTHING,
     FREELY,
     Enqueue,
     Enqueued,
     Held,
     ItemEvents,
-    QuarantineFilter,
     QuarantineStats,
     Settlement,
     WorkClaim,
@@ -36,7 +34,7 @@ from reefknot.queue.port.work_queue import (
 )
 from reefknot.runtime.changes import Waiters
 from reefknot.stores.wakeups import END_TOPIC, LOOK_S, WakingQueue
-from reefknot.stores.work_in_memory.transitions import QuarantineTable, WorkTable
+from reefknot.stores.work_in_memory.table import WorkTable
 
 R = TypeVar("R")
 
@@ -49,7 +47,7 @@ class TableWorkQueue(WakingQueue):
         self.table = table
 
     @abstractmethod
-    async def change(
+    async def write(
         self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
     ) -> R:
         """
@@ -71,7 +69,7 @@ class TableWorkQueue(WakingQueue):
         *,
         events: Sequence[AuditEntry] = (),
     ) -> list[Enqueued | Reject]:
-        return await self.change(
+        return await self.write(
             lambda now: self.table.enqueue(items, terms, now=now, events=events), ids=[item.id for item in items]
         )
 
@@ -84,33 +82,36 @@ class TableWorkQueue(WakingQueue):
         lease: float = 60.0,
         events: Sequence[AuditEntry] = (),
     ) -> list[WorkItem | None]:
-        return await self.change(
+        return await self.write(
             lambda now: self.table.assign(items, now=now, start=start, owner=owner, lease=lease, events=events),
             ids=[item.id for item in items],
             is_soft=True,
         )
 
     async def claim(self, n: int, claim: WorkClaim) -> list[WorkItem]:
-        return await self.change(lambda now: self.table.claim(n, claim, now=now), wake=False, is_soft=True)
+        return await self.write(lambda now: self.table.claim(n, claim, now=now), wake=False, is_soft=True)
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
-        return await self.change(lambda now: self.table.renew(held, now=now, lease=lease), wake=False, is_soft=True)
+        return await self.write(lambda now: self.table.renew(held, now=now, lease=lease), wake=False, is_soft=True)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        return await self.change(lambda now: self.table.settle(settlements, now=now))
+        return await self.write(lambda now: self.table.settle(settlements, now=now))
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
-        return await self.change(
+        return await self.write(
             lambda now: self.table.cancel(work_id, now=now, reason=reason, who=who, events=events), ids=[work_id]
         )
 
-    async def retry(
-        self, ids: Sequence[str], *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    async def change(
+        self, which: WorkFilter, transition: Transition, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
-        return await self.change(lambda now: self.table.retry(ids, now=now, who=who, why=why, events=events), ids=ids)
+        return await self.write(
+            lambda now: self.table.change(which, transition, now=now, dry_run=dry_run, events=events),
+            ids=records_of(which.ids or (), transition),
+        )
 
     async def transfer(self, work_id: str, resource_class: str, *, due_at: int | None = None) -> bool:
-        return await self.change(
+        return await self.write(
             lambda now: self.table.transfer(work_id, resource_class, now=now, due_at=due_at), ids=[work_id]
         )
 
@@ -118,7 +119,7 @@ class TableWorkQueue(WakingQueue):
         return await self.look(lambda _: self.table.open_classes())
 
     async def recall(self, classes: Sequence[str], *, crash_events: ItemEvents | None = None) -> int:
-        return await self.change(lambda now: self.table.recall(classes, now=now, crash_events=crash_events))
+        return await self.write(lambda now: self.table.recall(classes, now=now, crash_events=crash_events))
 
     async def get(self, work_id: str) -> WorkItem | None:
         return await self.look(lambda _: self.table.get(work_id))
@@ -165,11 +166,23 @@ class TableWorkQueue(WakingQueue):
         )
         return WorkPage(found, found[-1].id if len(found) == limit else "")
 
+    async def by_id(self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100) -> list[WorkItem]:
+        return await self.look(lambda _: self.table.by_id(which, after=after, limit=limit))
+
+    async def count(self, which: WorkFilter = EVERYTHING) -> dict[str, int]:
+        return await self.look(lambda _: self.table.count(which))
+
+    async def groups(self, which: WorkFilter = EVERYTHING) -> FailureGroups:
+        return await self.look(lambda _: self.table.groups(which))
+
+    async def quarantine_stats(self) -> QuarantineStats:
+        return await self.look(lambda _: self.table.quarantine_stats())
+
     async def snapshot(self, gone: Collection[str] = ()) -> WorkSnapshot:
         return await self.look(lambda now: self.table.snapshot(gone, now=now))
 
     async def purge(self, before: int) -> int:
-        return await self.change(lambda _: self.table.purge(before), wake=False)
+        return await self.write(lambda _: self.table.purge(before), wake=False)
 
     async def soonest(self, classes: Sequence[str]) -> float:
         return await self.look(lambda now: self.table.soonest(classes, now))
@@ -194,7 +207,7 @@ class TableLeases(ABC):
         return await self._work.look(lambda now: self._work.table.owners(now=now, silent_for=silent_for))
 
     async def end(self, owners: Collection[str]) -> int:
-        return await self._work.change(lambda now: self._work.table.end_leases(owners, now=now), wake=False)
+        return await self._work.write(lambda now: self._work.table.end_leases(owners, now=now), wake=False)
 
     @abstractmethod
     def extend(self, held: Sequence[Held], *, lease: float) -> None:
@@ -203,65 +216,3 @@ class TableLeases(ABC):
     @abstractmethod
     def give_back(self, held: Sequence[Held]) -> None:
         """Give work back, from any thread of a process that ends."""
-
-
-class TableQuarantine:
-    """The quarantine of a store."""
-
-    def __init__(self, work: TableWorkQueue) -> None:
-        self._work = work
-        self._table = QuarantineTable(work.table)
-
-    async def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
-        return await self._work.look(lambda _: self._table.find(which, after=after, limit=limit))
-
-    async def show(self, work_id: str) -> WorkItem | None:
-        return await self._work.look(lambda _: self._table.show(work_id))
-
-    async def requeue(
-        self,
-        which: QuarantineFilter,
-        *,
-        who: str,
-        why: str = "",
-        dry_run: bool = False,
-        events: Sequence[AuditEntry] = (),
-    ) -> list[str]:
-        return await self._work.change(
-            lambda now: self._table.requeue(which, now=now, who=who, why=why, dry_run=dry_run, events=events)
-        )
-
-    async def discard(
-        self,
-        which: QuarantineFilter,
-        *,
-        who: str,
-        reason: str = "",
-        dry_run: bool = False,
-        events: Sequence[AuditEntry] = (),
-    ) -> list[str]:
-        return await self._work.change(
-            lambda now: self._table.discard(which, now=now, who=who, reason=reason, dry_run=dry_run, events=events)
-        )
-
-    async def purge(
-        self, which: QuarantineFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
-    ) -> list[str]:
-        return await self._work.change(lambda now: self._table.purge(which, now=now, dry_run=dry_run, events=events))
-
-    async def replace(
-        self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
-    ) -> str | None:
-        return await self._work.change(
-            lambda now: self._table.replace(work_id, payload, now=now, who=who, why=why, events=events),
-            ids=[work_id, next_record(work_id)],
-        )
-
-    async def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
-        return await self._work.look(lambda _: self._table.count(which))
-
-    async def stats(self) -> QuarantineStats:
-        return await self._work.look(lambda _: self._table.stats())
-
-    async def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
-        return await self._work.look(lambda _: self._table.groups(which))

@@ -3,11 +3,12 @@
 from typing import Any
 
 from reefknot.errors import ParameterError
+from reefknot.queue.model.failure_groups import fingerprint_of
 from reefknot.queue.model.work import ROUTER, Settled, WorkFailed, WorkItem, WorkState
 from reefknot.queue.port.work_queue import Enqueue, Settlement, WorkClaim, WorkFilter
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.port import Store
-from reefknot.testing.conformance.harness import story, wall_ms
+from reefknot.testing.conformance.harness import required, story, wall_ms
 
 
 class ListingContract:
@@ -167,11 +168,28 @@ class ListingContract:
             ("fcb", {"state": WorkState.PENDING, "gone": ("w",)}),
             ("f", {"state": WorkState.PENDING, "gone": ("w",), "tenant_id": "acme"}),
             ("f", {"state": WorkState.RUNNING, "gone": ()}),
+            ("f", {"state": WorkState.RUNNING}),
+            ("eb", {"ids": ("b", "e", "b", "none")}),
+            ("e", {"ids": ("b", "e"), "kind": "imap_mailbox", "state": WorkState.FAILED}),
+            ("a", {"ids": ("acme|a", "acme|d"), "before": started + 3000}),
+            ("", {"ids": ()}),
+            ("e", {"reason": "OR, they"}),
+            ("", {"reason": "or, THEY"}),
+            ("d", {"fingerprint": fingerprint_of(required(await store.work.get("acme|d")))}),
+            ("fed", {"changed_since": started + 3000}),
+            ("cba", {"changed_before": started + 3000}),
+            ("a", {"assignment_id": "a"}),
+            ("", {"assignment_id": "acme|a"}),
         ]
         for names, fields in wanted:
             for limit in (1, 2, 100):
                 assert await found(limit, **fields) == names, (fields, limit)
                 assert await found(limit, oldest_first=True, **fields) == names[::-1], (fields, limit)
+            if "gone" not in fields:
+                which = WorkFilter(**fields)
+                assert sorted(names) == sorted(one.assignment_id for one in await store.work.by_id(which)), fields
+                assert sum((await store.work.count(which)).values()) == len(names), fields
+                assert sum(one.count for one in (await store.work.groups(which)).groups()) == len(names), fields
         assert (await store.work.search(after="gone")).items == []
 
 

@@ -1,7 +1,8 @@
 """Conformance suite of the quarantine."""
 
+from reefknot.queue.model.transitions import Discard, Remove, Requeue
 from reefknot.queue.model.work import Budget, Quarantine, WorkDone, WorkFailed, WorkItem, WorkState
-from reefknot.queue.port.work_queue import ALL, Enqueued, QuarantineFilter, QuarantineStats, Settlement, WorkClaim
+from reefknot.queue.port.work_queue import EVERYTHING, Enqueued, QuarantineStats, Settlement, WorkClaim, WorkFilter
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, required, story, wall_ms
@@ -54,7 +55,7 @@ class QuarantineContract:
     @story()
     async def test_a_requeued_item_keeps_its_id_and_gets_a_fresh_budget(self, store: Store) -> None:
         await quarantined(store, "a")
-        which = QuarantineFilter(ids=("a",))
+        which = WorkFilter(ids=("a",))
         assert await store.quarantine.requeue(which, who="ann", why="mended", events=[event("requeued")]) == ["a"]
         (item,) = await store.work.claim(1, WorkClaim(owner="w"))
         assert (item.id, item.attempts, item.budget, item.generation) == ("a", 0, Budget(), 1)
@@ -72,7 +73,7 @@ class QuarantineContract:
         aside = Quarantine("bad", None, '"old"')
         await store.work.settle([Settlement("a", "w", item.fence, aside)])
         clock.advance(60)
-        await store.quarantine.requeue(ALL, who="ann")
+        await store.quarantine.requeue(EVERYTHING, who="ann")
         (again,) = await store.work.claim(1, WorkClaim(owner="w"))
         assert (again.result, again.generation) == (None, 1)
         assert again.deadline_at == wall_ms(clock) + 5000
@@ -81,7 +82,7 @@ class QuarantineContract:
     @story()
     async def test_a_second_quarantine_of_the_same_item_is_fine(self, store: Store) -> None:
         await quarantined(store, "a")
-        await store.quarantine.requeue(ALL, who="ann")
+        await store.quarantine.requeue(EVERYTHING, who="ann")
         await put_aside(store, "bad again")
         item = required(await store.quarantine.show("a"))
         assert item.reason == "bad again"
@@ -91,9 +92,9 @@ class QuarantineContract:
     async def test_a_dry_run_names_what_it_would_do_and_does_nothing(self, store: Store) -> None:
         await quarantined(store, "a")
         events = [event("never")]
-        assert await store.quarantine.requeue(ALL, who="ann", dry_run=True, events=events) == ["a"]
-        assert await store.quarantine.discard(ALL, who="ann", dry_run=True, events=events) == ["a"]
-        assert await store.quarantine.purge(ALL, dry_run=True, events=events) == ["a"]
+        assert await store.quarantine.requeue(EVERYTHING, who="ann", dry_run=True, events=events) == ["a"]
+        assert await store.quarantine.discard(EVERYTHING, who="ann", dry_run=True, events=events) == ["a"]
+        assert await store.quarantine.purge(EVERYTHING, dry_run=True, events=events) == ["a"]
         assert await store.quarantine.show("a") is not None
         assert await event_types(store) == []
 
@@ -105,19 +106,19 @@ class QuarantineContract:
         await quarantined(store, "c", kind="t2", source="s2", reason="bad")
         aside = required(await store.quarantine.show("b"))
 
-        async def found(which: QuarantineFilter) -> list[str]:
+        async def found(which: WorkFilter) -> list[str]:
             return [item.id for item in await store.quarantine.find(which)]
 
-        assert await found(QuarantineFilter(ids=("a", "c", "zz"))) == ["a", "c"]
-        assert await found(QuarantineFilter(kind="t2")) == ["b", "c"]
-        assert await found(QuarantineFilter(source="s1")) == ["a", "b"]
-        assert await found(QuarantineFilter(reason_contains="100% _")) == ["a"]
-        assert await found(QuarantineFilter(before=aside.updated_at)) == ["a"]
-        assert await found(QuarantineFilter(since=aside.updated_at)) == ["b", "c"]
-        assert await found(QuarantineFilter(error="BAD")) == ["a", "c"]
-        assert await found(QuarantineFilter(error="bad", since=aside.updated_at)) == ["c"]
-        assert await store.quarantine.count(QuarantineFilter(error="bad")) == {"t1": 1, "t2": 1}
-        assert await found(QuarantineFilter(tenant_id="acme")) == []
+        assert await found(WorkFilter(ids=("a", "c", "zz"))) == ["a", "c"]
+        assert await found(WorkFilter(kind="t2")) == ["b", "c"]
+        assert await found(WorkFilter(source="s1")) == ["a", "b"]
+        assert await found(WorkFilter(reason="100% _")) == ["a"]
+        assert await found(WorkFilter(changed_before=aside.updated_at)) == ["a"]
+        assert await found(WorkFilter(changed_since=aside.updated_at)) == ["b", "c"]
+        assert await found(WorkFilter(error="BAD")) == ["a", "c"]
+        assert await found(WorkFilter(error="bad", changed_since=aside.updated_at)) == ["c"]
+        assert await store.quarantine.count(WorkFilter(error="bad")) == {"t1": 1, "t2": 1}
+        assert await found(WorkFilter(tenant_id="acme")) == []
         page = await store.quarantine.find(limit=2)
         rest = await store.quarantine.find(after="b")
         assert [item.id for item in page + rest] == ["a", "b", "c"]
@@ -137,16 +138,18 @@ class QuarantineContract:
         assert (found[0].failure_type, found[0].code) == ("permanent", "EXECUTION_FAILED")
         assert (found[0].oldest_at, found[0].newest_at) == (first.updated_at, last.updated_at)
         assert found[0].sources == ("a", "b", "c")
-        of_b = await store.quarantine.groups(QuarantineFilter(source="b"))
+        of_b = await store.quarantine.groups(WorkFilter(source="b"))
         assert [(one.fingerprint, one.count) for one in of_b.groups()] == [(found[0].fingerprint, 1)]
 
-        which = QuarantineFilter(fingerprint=found[0].fingerprint)
+        which = WorkFilter(fingerprint=found[0].fingerprint)
         page = await store.quarantine.find(which, limit=2)
         rest = await store.quarantine.find(which, after="b")
         assert [item.id for item in page + rest] == ["a", "b", "c"]
         assert await store.quarantine.count(which) == {"t": 3}
-        assert await store.quarantine.find(QuarantineFilter(fingerprint="0" * 12)) == []
-        both = QuarantineFilter(ids=("c", "d"), fingerprint=found[0].fingerprint)
+        other = WorkFilter(fingerprint=found[1].fingerprint)
+        assert [item.id for item in await store.quarantine.find(other, limit=1)] == ["d"]
+        assert await store.quarantine.find(WorkFilter(fingerprint="0" * 12)) == []
+        both = WorkFilter(ids=("c", "d"), fingerprint=found[0].fingerprint)
         assert await store.quarantine.discard(both, who="ann", reason="known") == ["c"]
         assert await store.quarantine.requeue(which, who="ann", dry_run=True) == ["a", "b"]
         assert await store.quarantine.requeue(which, who="ann") == ["a", "b"]
@@ -188,7 +191,7 @@ class QuarantineContract:
     async def test_a_job_of_a_source_returns_to_its_own_class(self, store: Store) -> None:
         await quarantined(store, "requeued", resource_class="ingest.notes")
         await quarantined(store, "replaced", resource_class="ingest.notes")
-        await store.quarantine.requeue(QuarantineFilter(ids=("requeued",)), who="ann")
+        await store.quarantine.requeue(WorkFilter(ids=("requeued",)), who="ann")
         assert await store.quarantine.replace("replaced", b"{}", who="ann") == "replaced~2"
         assert await store.work.open_classes() == ["ingest.notes"]
         assert await store.work.claim(9, WorkClaim(owner="router", classes=("router",))) == []
@@ -199,11 +202,11 @@ class QuarantineContract:
     async def test_a_discarded_item_has_ended_and_a_purged_one_is_gone(self, store: Store) -> None:
         await quarantined(store, "a")
         await quarantined(store, "b")
-        assert await store.quarantine.discard(QuarantineFilter(ids=("a",)), who="ann", reason="old") == ["a"]
+        assert await store.quarantine.discard(WorkFilter(ids=("a",)), who="ann", reason="old") == ["a"]
         assert required(await store.work.get("a")).state is WorkState.DISCARDED
-        assert await store.quarantine.purge(ALL, events=[event("purged")]) == ["b"]
+        assert await store.quarantine.purge(EVERYTHING, events=[event("purged")]) == ["b"]
         assert await store.work.get("b") is None
-        assert await store.quarantine.requeue(ALL, who="ann", events=[event("nothing")]) == []
+        assert await store.quarantine.requeue(EVERYTHING, who="ann", events=[event("nothing")]) == []
         assert await event_types(store) == ["purged"]
         assert await store.work.enqueue([WorkItem("b", "t")]) == [Enqueued.ACCEPTED]
 
@@ -219,20 +222,49 @@ class QuarantineContract:
         assert await store.work.settle(reports) == [True, True]
         assert await store.work.cancel("cancelled", reason="enough", who="ann")
         names = ["failed", "done", "open", "none", "cancelled", "aside", "failed"]
-        retried = await store.work.retry(names, who="bob", why="fixed", events=[event("retried")])
+        retried = await store.work.change(
+            WorkFilter(ids=tuple(names)), Requeue("bob", "fixed"), events=[event("retried")]
+        )
         assert sorted(retried) == ["aside", "cancelled", "failed"]
         for name in retried:
             item = required(await store.work.get(name))
             assert (item.state, item.generation, item.attempts) == (WorkState.PENDING, 1, 0)
             assert (item.failure, item.result, item.reason) == (None, None, "")
             assert [(one.what, one.why, one.who) for one in item.history][-1] == ("requeued", "fixed", "bob")
-        assert await store.work.retry(["failed", "done"], who="bob", events=[event("never")]) == []
+        assert (
+            await store.work.change(WorkFilter(ids=("failed", "done")), Requeue("bob"), events=[event("never")]) == []
+        )
         assert await event_types(store) == ["retried"]
         assert {item.id for item in await store.work.claim(9, WorkClaim(owner="w2"))} == {
             "aside",
             "cancelled",
             "failed",
         }
+
+    @story()
+    async def test_a_change_leaves_alone_what_is_not_meant_and_what_its_transition_does_not_take(
+        self, store: Store
+    ) -> None:
+        await quarantined(store, "a-aside")
+        await store.work.enqueue([WorkItem(name, "t") for name in ("b-failed", "c-open")])
+        claimed = {item.id: item for item in await store.work.claim(2, WorkClaim(owner="w"))}
+        failed = Settlement("b-failed", "w", claimed["b-failed"].fence, WorkFailed('"f"'))
+        assert await store.work.settle([failed]) == [True]
+        never = [event("never")]
+        assert await store.work.change(WorkFilter(ids=()), Requeue("ann"), events=never) == []
+        assert await store.work.change(WorkFilter(state=WorkState.FAILED), Discard("ann"), events=never) == []
+        assert await store.work.change(WorkFilter(state=WorkState.RUNNING), Requeue("ann"), events=never) == []
+        assert await store.work.change(WorkFilter(ids=("b-failed", "c-open")), Remove(), events=never) == []
+        assert await store.work.change(EVERYTHING, Requeue("ann"), dry_run=True) == ["a-aside", "b-failed"]
+        assert await store.work.change(EVERYTHING, Remove(), dry_run=True) == ["a-aside"]
+        assert await store.work.change(WorkFilter(kind="t"), Discard("ann")) == ["a-aside"]
+        states = {item.id: item.state for item in await store.work.by_id()}
+        assert list(states.items()) == [
+            ("a-aside", WorkState.DISCARDED),
+            ("b-failed", WorkState.FAILED),
+            ("c-open", WorkState.RUNNING),
+        ]
+        assert await event_types(store) == []
 
     @story()
     async def test_stats_count_by_kind_source_and_reason(self, store: Store) -> None:
@@ -244,10 +276,10 @@ class QuarantineContract:
         assert stats == QuarantineStats(2, {"t": 1, "u": 1}, {"s": 2}, {"x": 1, "y": 1}, oldest.updated_at)
         await quarantined(store, "c", kind="u", reason="x")
         assert list((await store.quarantine.count()).items()) == [("u", 2), ("t", 1)]
-        assert await store.quarantine.count(QuarantineFilter(reason_contains="x")) == {"t": 1, "u": 1}
-        await store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="ann")
-        await store.quarantine.discard(QuarantineFilter(ids=("b",)), who="ann")
+        assert await store.quarantine.count(WorkFilter(reason="x")) == {"t": 1, "u": 1}
+        await store.quarantine.requeue(WorkFilter(ids=("a",)), who="ann")
+        await store.quarantine.discard(WorkFilter(ids=("b",)), who="ann")
         stats = await store.quarantine.stats()
         assert (stats.total, stats.by_kind, stats.by_reason) == (1, {"u": 1}, {"x": 1})
-        await store.quarantine.purge(ALL)
+        await store.quarantine.purge(EVERYTHING)
         assert await store.quarantine.stats() == QuarantineStats(0, {}, {}, {}, None)

@@ -22,18 +22,18 @@ from reefknot.audit.model.event import (
     Completed,
     DecisionRecord,
     IdempotencyEvent,
-    RetryAttempt,
     RetryExhausted,
     RetryRecovered,
     RetryRefused,
     TimeoutOccurred,
     timestamp,
 )
-from reefknot.core.decide import Again, History, Reason
+from reefknot.core.decide import Again, History
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import RetryPolicy
 from reefknot.errors import ParameterError
 from tests.rows import for_each_row
+from tests.unit.audit import retry_events
 
 NOON = 1_769_342_400
 FAILURE = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "it broke")
@@ -41,16 +41,7 @@ DECISION = DecisionRecord.of(Again(1.0), RetryPolicy(), History(1, 0.0, 0.0), FA
 
 
 def attempt(second: float = 0, category: str | None = "RETRY_KV_GET") -> AnyEvent:
-    return RetryAttempt(
-        timestamp=timestamp(NOON + second),
-        retry_category=category,
-        attempt_number=1,
-        max_attempts=3,
-        delay_seconds=1.0,
-        exception_type="TimeoutError",
-        exception_message="it broke",
-        decision=DECISION,
-    )
+    return retry_events.attempt(DECISION, timestamp=timestamp(NOON + second), retry_category=category)
 
 
 def ended(kind: str, total: int, second: float = 0, category: str | None = "RETRY_KV_GET") -> AnyEvent:
@@ -58,15 +49,7 @@ def ended(kind: str, total: int, second: float = 0, category: str | None = "RETR
     if kind == "recovered":
         return RetryRecovered(timestamp=at, retry_category=category, total_attempts=total, elapsed_seconds=1.0)
     which = RetryExhausted if kind == "exhausted" else RetryRefused
-    return which(
-        timestamp=at,
-        retry_category=category,
-        total_attempts=total,
-        final_exception_type="TimeoutError",
-        final_exception_message="it broke",
-        reason=Reason.ATTEMPTS_SPENT,
-        decision=DECISION,
-    )
+    return retry_events.given_up(DECISION, which, timestamp=at, retry_category=category, total_attempts=total)
 
 
 def analysed(*events: AnyEvent, threshold: float | None = None) -> Analyser:

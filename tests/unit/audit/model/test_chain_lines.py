@@ -99,13 +99,12 @@ def test_what_is_not_one_line_of_json_is_refused(body: bytes) -> None:
 @for_each_row(
     "damage",
     [
-        lambda text: text.replace(b'"hash"', b' "hash"'),
-        lambda text: text.rstrip(b"\n"),
-        lambda text: b"\x00" + text,
-        lambda text: text.replace(b'"hash":"', b'"hash":"\xff'),
-        lambda text: text.replace(b"}\n", b',"more":0}\n'),
-        lambda text: text.replace(b"}\n", b',"sequence":1}\n'),
-        lambda text: text.replace(b"}\n", b',"seq":1}\n'),
+        *(lambda text: text.replace(b'"hash"', b' "hash"'), lambda text: text.rstrip(b"\n")),
+        *(lambda text: b"\x00" + text, lambda text: text.replace(b'"hash":"', b'"hash":"\xff')),
+        *(
+            lambda text, more=more: text.replace(b"}\n", more)
+            for more in (b',"more":0}\n', b',"sequence":1}\n', b',"seq":1}\n')
+        ),
         lambda text: text.replace(b'"seq', b'"sEq'),
     ],
 )

@@ -16,7 +16,6 @@ from reefknot.audit.model.event import (
     IdempotencyEvent,
     PolicyRecord,
     RetryAttempt,
-    RetryExhausted,
     Routing,
     Submitted,
     as_written,
@@ -26,11 +25,12 @@ from reefknot.audit.model.event import (
     tenant_hash,
     timestamp,
 )
-from reefknot.core.decide import History, Reason, decide
+from reefknot.core.decide import History, decide
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import RetryPolicy
+from tests.unit.audit import retry_events
 
-AT = "2026-01-25T21:15:00.000Z"
+AT = retry_events.AT
 POLICY = RetryPolicy(3, 0.5, max_delay=10, jitter="none")
 LATE = History(2, 0.6)
 TIMEOUT = Failure(ErrorCode.connection_timeout, FailureType.TRANSIENT, "Connection timeout")
@@ -41,21 +41,9 @@ def recorded(history: History = LATE, policy: RetryPolicy = POLICY) -> DecisionR
 
 
 def attempt(**changes: Any) -> RetryAttempt:
-    given_fields: dict[str, Any] = {
-        "timestamp": AT,
-        "retry_category": "RETRY_NATS_PUBLISH",
-        "operation": "Publish to audit",
-        "attempt_number": 2,
-        "max_attempts": 3,
-        "delay_seconds": 1.0,
-        "exception_type": "TimeoutError",
-        "exception_message": "Connection timeout",
-        "tenant_id": "tenant-123",
-        "correlation_id": "corr-456",
-        "trace_id": "trace-789",
-        "decision": recorded(),
-    }
-    return RetryAttempt(**(given_fields | changes))
+    about = {"tenant_id": "tenant-123", "correlation_id": "corr-456", "trace_id": "trace-789"}
+    usual = about | {"retry_category": "RETRY_NATS_PUBLISH", "operation": "Publish to audit", "attempt_number": 2}
+    return retry_events.attempt(recorded(), **usual | changes)
 
 
 def test_a_retry_attempt_has_the_documented_keys_on_top_and_reads_back_as_itself_to_the_byte() -> None:
@@ -74,14 +62,7 @@ def test_a_retry_attempt_has_the_documented_keys_on_top_and_reads_back_as_itself
 
 
 def test_an_exhaustion_has_the_documented_keys_on_top() -> None:
-    event = RetryExhausted(
-        timestamp=AT,
-        total_attempts=3,
-        final_exception_type="TimeoutError",
-        final_exception_message="KV operation timeout",
-        reason=Reason.ATTEMPTS_SPENT,
-        decision=recorded(History(3, 2.0)),
-    )
+    event = retry_events.given_up(recorded(History(3, 2.0)), final_exception_message="KV operation timeout")
     body = json.loads(encode(event))
 
     assert {"event_type", "retry_category", "operation", "total_attempts", "final_exception_type"} <= set(body)

@@ -28,22 +28,13 @@ from reefknot.core.policy import Jitter, RetryPolicy, RetryStrategy
 from reefknot.core.redaction import HIDDEN
 from reefknot.policy.check import retry_part
 from reefknot.policy.model.book import content_hash
-from reefknot.queue.model.admission import (
-    ADMISSION_VERSION,
-    HASH_DIGITS,
-    AcceptDropping,
-    Arrival,
-    Oldest,
-    QueueView,
-    Rules,
-    rules_content,
-    rules_hash,
-)
+from reefknot.queue.model import admission
 from reefknot.queue.model.destination_health import BreakerInputs, DestinationHealth
 from reefknot.queue.model.routing import WorkerHealth, WorkerRanking
 from tests.rows import for_each_row
+from tests.unit.audit import retry_events
 
-AT = "2026-01-25T21:15:00.000Z"
+AT = retry_events.AT
 
 
 def random_event(dice: random.Random) -> AnyEvent:
@@ -144,17 +135,7 @@ CONTENT = {"worker": {}, "retry_policies": {}, "operations": {"KV_GET": {"max_at
 
 
 def decision_of(book_hash: str | None) -> bytes:
-    return encode(
-        RetryAttempt(
-            timestamp=AT,
-            attempt_number=1,
-            max_attempts=3,
-            delay_seconds=0.5,
-            exception_type="NETWORK_ERROR",
-            exception_message="",
-            decision=msgspec.structs.replace(recorded(), book_hash=book_hash),
-        )
-    )
+    return encode(retry_events.attempt(msgspec.structs.replace(recorded(), book_hash=book_hash)))
 
 
 def stored(book_hash: str) -> bytes:
@@ -182,16 +163,16 @@ def test_a_flood_of_books_and_of_rules_needs_bounded_memory(monkeypatch: pytest.
     monkeypatch.setattr("reefknot.audit.model.replay.MOST_BOOKS", 2)
     assert len(replay([decision_of(str(number)) for number in range(5)]).books_missing) == 2
     monkeypatch.setattr("reefknot.audit.model.replay.MOST_BOOKS", 1)
-    other = Rules(size=11)
-    found = replay([rules_stored(other, rules_hash(other, "cpu")), rules_stored(), admitted()])
+    other = admission.Rules(size=11)
+    found = replay([rules_stored(other, admission.rules_hash(other, "cpu")), rules_stored(), admitted()])
     assert found.differences == ()
     assert sum(found.undecided_by.values()) == 1
 
 
 # ---- fields, admissions and routings ---------------------------------------------------------------------------------
 
-RULES = Rules(size=10)
-HASHED = rules_hash(RULES, "cpu")
+RULES = admission.Rules(size=10)
+HASHED = admission.rules_hash(RULES, "cpu")
 
 
 def retried() -> bytes:
@@ -199,14 +180,16 @@ def retried() -> bytes:
 
 
 def admitted(depth: int = 3, **fields: object) -> bytes:
-    view = QueueView(depth, concurrency=2)
+    view = admission.QueueView(depth, concurrency=2)
     inputs = {"view": view, "rules_hash": HASHED}
     event = Admission(timestamp=AT, work_id="a", resource_class="cpu", queue_depth=depth + 1, inputs=inputs)
     return encode(msgspec.structs.replace(event, **fields))
 
 
-def rules_stored(rules: Rules = RULES, hashed: str = HASHED, version: int = ADMISSION_VERSION) -> bytes:
-    content = rules_content(rules, "cpu")
+def rules_stored(
+    rules: admission.Rules = RULES, hashed: str = HASHED, version: int = admission.ADMISSION_VERSION
+) -> bytes:
+    content = admission.rules_content(rules, "cpu")
     return encode(RulesStored(timestamp=AT, version=version, rules_hash=hashed, resource_class="cpu", content=content))
 
 
@@ -307,21 +290,21 @@ def test_an_end_of_another_type_or_for_another_reason_than_decided_is_found() ->
 def test_rules_that_are_not_there_leave_their_admissions_undecided_and_forged_ones_are_found() -> None:
     seen = replay([admitted(), admitted()])
     assert (seen.decisions, seen.undecided, seen.rules_missing) == (0, 2, (HASHED,))
-    forged = replay([rules_stored(Rules(size=11)), admitted()])
+    forged = replay([rules_stored(admission.Rules(size=11)), admitted()])
 
     assert "rules_stored" in str(forged.differences[0])
     assert forged.undecided == 1, "rules that do not fit their hash are not used"
 
 
 def test_the_baseline_that_admits_everything_is_no_decision() -> None:
-    view = {"view": QueueView(3)}
+    view = {"view": admission.QueueView(3)}
     seen = replay([admitted(inputs=view)])
     assert (seen.decisions, seen.undecided) == (0, 0)
     forgeries: list[dict[str, Any]] = [{"status": "rejected"}, {"reason": "x"}, {"overload_status": "overloaded"}]
     for forged in forgeries:
         assert replay([admitted(inputs=view, **forged)]).differences, forged
     alone = admitted(inputs=view | {"isolated": True}, overload_status="overloaded")
-    drained = refused("draining", {"view": QueueView(3, draining=True)})
+    drained = refused("draining", {"view": admission.QueueView(3, draining=True)})
     assert replay([alone, drained]).differences == ()
 
 
@@ -392,7 +375,7 @@ def test_the_load_level_of_an_admission_follows_from_depth_isolation_and_hystere
     depth: int, level: str | None, inputs: dict[str, object], follows: bool, followed_once: bool
 ) -> None:
     """In a log whose rules are of version 1, neither isolation nor a held level is recorded: both are allowed for."""
-    view = QueueView(max(0, depth - 1))
+    view = admission.QueueView(max(0, depth - 1))
     inputs = {"view": view, "rules_hash": HASHED, **inputs}
     body = admitted(queue_depth=depth, overload_status=level, inputs=inputs)
 
@@ -408,17 +391,17 @@ def test_a_queue_that_is_not_recorded_was_empty() -> None:
 
 def test_the_depth_is_not_compared_where_the_queue_may_have_changed_meanwhile() -> None:
     """A refusal is written after the store was asked, and room for an arrival is made by an end in the store."""
-    full = QueueView(10, oldest=Oldest("b", priority=0, waited_ms=5))
+    full = admission.QueueView(10, oldest=admission.Oldest("b", priority=0, waited_ms=5))
     inputs = {"view": full, "rules_hash": HASHED, "held": "critical"}
     after: dict[str, Any] = {"queue_depth": 9, "overload_status": "critical"}
-    accepted = inputs | {"newcomer": Arrival(priority=1), "message": AcceptDropping("b").message}
+    accepted = inputs | {"newcomer": admission.Arrival(priority=1), "message": admission.AcceptDropping("b").message}
     message = inputs | {"message": "Queue full, rejecting assignment"}
     refused = admitted(**after, status="rejected", reason="queue_full", inputs=message)
     assert replay([rules_stored(), admitted(**after, inputs=accepted), refused]).differences == ()
 
 
 def test_rules_by_the_longer_hash_of_older_logs_are_found() -> None:
-    whole = content_hash(rules_content(RULES, "cpu"))
+    whole = content_hash(admission.rules_content(RULES, "cpu"))
     older = whole[:32]
     bodies = [rules_stored(hashed=older, version=1), admitted(inputs={"view": {}, "rules_hash": older})]
     assert replay(bodies).kinds == {"admission": 1}
@@ -427,7 +410,7 @@ def test_rules_by_the_longer_hash_of_older_logs_are_found() -> None:
 
 def test_codes_of_another_type_and_rules_or_inputs_that_do_not_fit_are_differences() -> None:
     content = {"size": "many"}
-    hashed = content_hash(content)[:HASH_DIGITS]
+    hashed = content_hash(content)[: admission.HASH_DIGITS]
     for bodies, said in (
         (
             [retried().replace(b'"event_code":"RK-101"', b'"event_code":"RK-102"')],

@@ -15,7 +15,6 @@ from reefknot.audit.model.event import (
     FailureRecord,
     Quarantined,
     Requeued,
-    RetryAttempt,
     RetryExhausted,
     RetryRecovered,
     RetryRefused,
@@ -28,8 +27,9 @@ from reefknot.core.decide import REFUSED, Again, History, decide
 from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import RetryPolicy
 from tests.rows import for_each_row
+from tests.unit.audit import retry_events
 
-AT = "2026-01-25T21:15:00.000Z"
+AT = retry_events.AT
 POLICY = RetryPolicy(3, 0.5, jitter="none", time_budget=60)
 FAILURE = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "no route")
 A: dict[str, Any] = {"timestamp": AT, "work_id": "a", "tenant_id": "acme"}
@@ -42,24 +42,11 @@ def failed(attempts: int, *, elapsed: float = 0.0, **of: Any) -> AnyEvent:
     record = DecisionRecord.of(decision, POLICY, history, FAILURE, 0.5)
     about = A | of
     if isinstance(decision, Again):
-        return RetryAttempt(
-            **about,
-            attempt_number=attempts,
-            max_attempts=3,
-            delay_seconds=decision.delay,
-            exception_type="NETWORK_ERROR",
-            exception_message="no route",
-            decision=record,
-        )
+        of_attempt = {"attempt_number": attempts, "delay_seconds": decision.delay}
+        return retry_events.attempt(record, **about, **of_attempt, exception_message="no route")
     kind = RetryRefused if decision.reason in REFUSED else RetryExhausted
-    return kind(
-        **about,
-        total_attempts=attempts,
-        final_exception_type="NETWORK_ERROR",
-        final_exception_message="no route",
-        reason=decision.reason,
-        decision=record,
-    )
+    ending = {"total_attempts": attempts, "reason": decision.reason, "final_exception_message": "no route"}
+    return retry_events.given_up(record, kind, **about, **ending)
 
 
 def recovered(total: int, history: History | None = None, **of: Any) -> RetryRecovered:
@@ -88,6 +75,7 @@ TWO = History(2, 1.5)
 GIVEN_UP = (failed(1), failed(2), failed(3))
 VANISHED = aside("its owner vanished 3 times", None, crashes=3, limit=3, attempts=1)
 OTHER = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "another")
+KEPT = aside("the outcome of a guarded key is unknown: k", key="k")
 
 
 @for_each_row(
@@ -101,12 +89,8 @@ OTHER = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "another")
         ((*GIVEN_UP, aside()), {"reason": "not_retryable"}, "reason 'not_retryable', decided again reason 'attempts"),
         ((*GIVEN_UP, aside()), {"reason": "all is well"}, "reason 'all is well'"),
         ((*GIVEN_UP, aside()), {"failure": FailureRecord.of(OTHER)}, "failure FailureRecord"),
-        (
-            (*GIVEN_UP, aside("the outcome of a guarded key is unknown: k", key="k")),
-            {"inputs": None},
-            "reason 'the out",
-        ),
-        ((*GIVEN_UP, aside("the outcome of a guarded key is unknown: k", key="k")), {"reason": "x"}, "reason 'x'"),
+        ((*GIVEN_UP, KEPT), {"inputs": None}, "reason 'the out"),
+        ((*GIVEN_UP, KEPT), {"reason": "x"}, "reason 'x'"),
         ((VANISHED,), {"reason": "its owner vanished 4 times"}, "decided again reason 'its owner vanished 3 times'"),
         ((VANISHED,), {"inputs": {"crashes": 3, "limit": 4}}, "decided again reason 'no quarantine after 3 of 4"),
         ((VANISHED,), {"inputs": {"crashes": "3", "limit": 3}}, "no quarantine after 3 of 3"),

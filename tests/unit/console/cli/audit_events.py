@@ -3,21 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import structs
 
-from reefknot.audit.model.event import (
-    AnyEvent,
-    DecisionRecord,
-    IdempotencyEvent,
-    RetryAttempt,
-    RetryExhausted,
-    RetryRecovered,
-    encode,
-    timestamp,
-    timestamp_ms,
-)
+from reefknot.audit.model import event as audited
+from reefknot.audit.model.event import AnyEvent, DecisionRecord, IdempotencyEvent, RetryAttempt, RetryExhausted, encode
 from reefknot.audit.port import AuditEntry
 from reefknot.core.decide import History, Reason, decide
 from reefknot.core.failure import ErrorCode, Failure, FailureType
@@ -31,8 +22,6 @@ FAILURE = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "it broke", ex
 
 
 def in_store(path: Path, work: Callable[[port.Store], Awaitable[R]]) -> R:
-    """Do something with the store of this file."""
-
     async def main() -> R:
         async with opening.open_store(f"sqlite:{path}") as store:
             return await work(store)
@@ -41,7 +30,7 @@ def in_store(path: Path, work: Callable[[port.Store], Awaitable[R]]) -> R:
 
 
 def at(second: float) -> str:
-    return timestamp(NOON + second)
+    return audited.timestamp(NOON + second)
 
 
 def decision(attempts: int, message: str = "it broke") -> DecisionRecord:
@@ -50,32 +39,16 @@ def decision(attempts: int, message: str = "it broke") -> DecisionRecord:
 
 
 def attempt(second: float, category: str = "RETRY_KV_GET", *, number: int = 1, message: str = "it broke") -> AnyEvent:
-    return RetryAttempt(
-        timestamp=at(second),
-        retry_category=category,
-        operation="get it",
-        correlation_id=f"c{number}",
-        trace_id=f"t{number}",
-        attempt_number=number,
-        max_attempts=3,
-        delay_seconds=float(2 ** (number - 1)),
-        exception_type="ConnectionError",
-        exception_message=message,
-        decision=decision(number, message),
-    )
+    about: Any = {"timestamp": at(second), "retry_category": category, "operation": "get it", "max_attempts": 3}
+    about |= {"correlation_id": f"c{number}", "trace_id": f"t{number}", "attempt_number": number}
+    raised: Any = {"exception_type": "ConnectionError", "exception_message": message}
+    return RetryAttempt(**about, **raised, delay_seconds=2.0 ** (number - 1), decision=decision(number, message))
 
 
 def exhausted(second: float, category: str = "RETRY_KV_GET") -> AnyEvent:
-    return RetryExhausted(
-        timestamp=at(second),
-        retry_category=category,
-        operation="get it",
-        total_attempts=3,
-        final_exception_type="ConnectionError",
-        final_exception_message="it broke",
-        reason=Reason.ATTEMPTS_SPENT,
-        decision=decision(3),
-    )
+    about: Any = {"timestamp": at(second), "retry_category": category, "operation": "get it", "total_attempts": 3}
+    raised: Any = {"final_exception_type": "ConnectionError", "final_exception_message": "it broke"}
+    return RetryExhausted(**about, **raised, reason=Reason.ATTEMPTS_SPENT, decision=decision(3))
 
 
 STORY: list[AnyEvent] = [
@@ -83,20 +56,20 @@ STORY: list[AnyEvent] = [
     attempt(1, number=2),
     exhausted(3),
     attempt(10, "RETRY_NATS_PUBLISH"),
-    RetryRecovered(timestamp=at(11), retry_category="RETRY_NATS_PUBLISH", total_attempts=2, elapsed_seconds=1.0),
+    audited.RetryRecovered(
+        timestamp=at(11), retry_category="RETRY_NATS_PUBLISH", total_attempts=2, elapsed_seconds=1.0
+    ),
     IdempotencyEvent(timestamp=at(12), idempotency_key="order-7", action="record"),
 ]
 """Two operations and a key; three decisions to retry, one to stop."""
 
 
 def entry(event: AnyEvent) -> AuditEntry:
-    at = timestamp_ms(event.timestamp) or 0
+    at = audited.timestamp_ms(event.timestamp) or 0
     return AuditEntry(encode(event), event.event_type, at, event.correlation_id, event.trace_id, event.work_id)
 
 
 def recorded(path: Path, events: list[AnyEvent] = STORY) -> Path:
-    """A store with these events."""
-
     async def write(store: port.Store) -> None:
         await store.audit.append([entry(event) for event in events])
 

@@ -24,8 +24,6 @@ class Ended(NamedTuple):
 
 
 class Commands:
-    """Runs commands in `folder`."""
-
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self.environment = monkeypatch
@@ -38,11 +36,9 @@ class Commands:
 
     def __call__(self, *words: str) -> Ended:
         self.taken()
-        code = main(words)
-        return Ended(code, *self.taken())
+        return Ended(main(words), *self.taken())
 
     def taken(self) -> tuple[str, str]:
-        """The text printed to both streams since the last call."""
         return self._capsys.readouterr()
 
     def write(self, text: str, name: str = "reefknot.yaml") -> Path:

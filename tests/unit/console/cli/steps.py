@@ -58,11 +58,8 @@ class Folder(NamedTuple):
 
     def flaky(self, name: str, failures: int, **more: Any) -> dict[str, Any]:
         payload = {"name": name, "failures": failures}
-        return {
-            "assignment_id": name,
-            "request_id": "r",
-            "job": {"type": f"{self.prefix}.flaky", "payload": payload},
-        } | more
+        job = {"type": f"{self.prefix}.flaky", "payload": payload}
+        return {"assignment_id": name, "request_id": "r", "job": job} | more
 
     def nap(self, name: str, seconds: float, **more: Any) -> dict[str, Any]:
         job = {"type": f"{self.prefix}.nap", "payload": {"seconds": seconds}}
@@ -82,14 +79,12 @@ def prepared(rk: Commands, *, quarantine: bool = False, size: int = 1000) -> Fol
 
 
 def get(path: str, name: str | None = None, **more: Any) -> dict[str, Any]:
-    """Read a file."""
     ids = {} if name is None else {"assignment_id": name, "request_id": "r"}
     return {**ids, "job": {"type": "fs.blob_get", "payload": {"path": path}}, **more}
 
 
 def lines(rk: Commands, *wanted: dict[str, Any] | str, name: str = "work.jsonl") -> str:
-    text = "".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in wanted)
-    rk.write(text, name)
+    rk.write("".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in wanted), name)
     return name
 
 
@@ -112,5 +107,4 @@ def up_until_ended(rk: Commands, *names: str, module: str, as_json: bool = False
 
     rk.taken()
     session = UpSession(startup(None, None), modules=(module,), as_json=as_json)
-    code = asyncio.run(session.serve(30, drain=1, beside=until_ended))
-    return Ended(code, *rk.taken())
+    return Ended(asyncio.run(session.serve(30, drain=1, beside=until_ended)), *rk.taken())

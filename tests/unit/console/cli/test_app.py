@@ -14,7 +14,6 @@ from tests.unit.console.cli.running import Commands
 
 
 def commands() -> Iterator[tuple[str, ...]]:
-    """Every noun, and every verb of it."""
     yield ()
     for noun, (import_path, _) in NOUNS.items():
         module, _, name = import_path.partition(":")
@@ -29,7 +28,6 @@ ODD_WORDS = ("unless said", "hand in", "handed in", "on record", "call off", "a 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_help_shows_an_example_in_plain_words(rk: Commands, words: tuple[str, ...]) -> None:
     ended = rk(*words, "--help")
-
     assert (ended.code, ended.err) == (0, "")
     assert f"    {' '.join(('reefknot', *words))}" in ended.out
     assert "Example" in ended.out
@@ -70,9 +68,7 @@ def test_the_numbers_are_those_of_the_documents_and_every_command_is_found() -> 
     assert len(COMMANDS) == 1 + 22 + 64
 
 
-def test_a_bug_is_an_internal_error_with_a_traceback_an_interrupt_is_130_and_odd_bytes_are_escapes(
-    rk: Commands,
-) -> None:
+def test_a_bug_is_an_internal_error_with_a_traceback_an_interrupt_130_and_odd_bytes_are_escapes(rk: Commands) -> None:
     odd = rk("policy", "show", b"connector:\xff\xfe".decode("utf-8", "surrogateescape"))
     assert (odd.code, "\\udcff" in odd.err) == (2, True)
 

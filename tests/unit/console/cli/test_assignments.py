@@ -18,9 +18,7 @@ from reefknot.queue.model.messages import ExecAssignment, InvalidMessage, read_a
 from tests.rows import for_each_row
 from tests.warm_commands import run_warm
 
-CONFIGURATION = (
-    "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\nblocks: {fs: {roots: [files]}}\n"
-)
+V2 = "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\nblocks: {fs: {roots: [files]}}\n"
 
 
 def read(path: Path, content: bytes | str) -> list[AssignmentLine | InvalidLine]:
@@ -49,16 +47,12 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`reefknot` as a process of its own."""
     return run_warm(*words, cwd=folder, env=environment(folder))
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "work.jsonl"
-
-
-# ---- unknown fields and repeated keys --------------------------------------------------------------------------------
 
 
 @for_each_row(
@@ -75,17 +69,13 @@ def file(tmp_path: Path) -> Path:
         ({"correlation": {"trace": "p"}}, "correlation.trace: unknown field"),
     ],
 )
-def test_a_field_that_no_assignment_has_is_refused_with_the_one_that_may_be_meant(
-    file: Path, written: dict[str, Any], expected: str
-) -> None:
+def test_an_unknown_field_is_refused_with_the_nearest_name(file: Path, written: dict[str, Any], expected: str) -> None:
     (mistake,) = told(file, json.dumps({"job": {"type": "t"}} | written))
     assert mistake.startswith("1: ")
     assert expected in mistake
 
 
-def test_the_wire_ignores_the_same_field_and_so_would_a_file_that_is_read_like_it(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_read_like_the_wire_would_ignore_that_field(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: what became of a misspelt id before."""
 
     def as_on_the_wire(value: dict[str, Any], assignment_id: str, request_id: str) -> ExecAssignment | InvalidMessage:
@@ -93,7 +83,6 @@ def test_the_wire_ignores_the_same_field_and_so_would_a_file_that_is_read_like_i
         return read_assignment(json.dumps(ids | value).encode())
 
     monkeypatch.setattr(reading, "written_assignment", as_on_the_wire)
-
     assert told(file, json.dumps({"assigment_id": "x", "job": {"type": "t"}})) == ["digest-1"]
 
 
@@ -139,9 +128,7 @@ def text_of(*names: str) -> str:
         ('{\n "job": {"type": "t"},\n "options": {\n', ["1: not JSON: …"]),
     ],
 )
-def test_each_mistake_is_named_with_its_own_line_and_its_path(
-    content: bytes | str, expected: list[str], tmp_path: Path
-) -> None:
+def test_each_mistake_is_named_with_line_and_path(content: bytes | str, expected: list[str], tmp_path: Path) -> None:
     """An end of three dots stands for the rest of a sentence."""
     found = told(tmp_path / "work.jsonl", content)
     begun = [want.removesuffix("…") for want in expected]
@@ -150,17 +137,14 @@ def test_each_mistake_is_named_with_its_own_line_and_its_path(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a file to read, and a secret."""
-    (tmp_path / "reefknot.yaml").write_text(f"{CONFIGURATION}\nsecrets: {{mine: 'file:mine.txt'}}\n")
+    (tmp_path / "reefknot.yaml").write_text(f"{V2}\nsecrets: {{mine: 'file:mine.txt'}}\n")
     (tmp_path / "mine.txt").write_text("xyzzy-4711")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("ahoy")
     return tmp_path
 
 
-def test_run_and_submit_name_an_unknown_field_whatever_its_name_and_show_no_secret_and_do_the_rest(
-    folder: Path,
-) -> None:
+def test_run_and_submit_name_an_unknown_field_whatever_its_name_show_no_secret_and_do_the_rest(folder: Path) -> None:
     """Ignored, a misspelt id would be a random one, and the work would be done again by every run."""
     twice = '{"job": {"type": "t", "payload": {"token": "hunter2", "token": "hunter3"}}}'
     lines = [json.dumps({"password": "hunter2"}), twice, json.dumps({"password=hunter2": 1, "xyzzy-4711": 1})]
@@ -187,18 +171,11 @@ def test_run_and_submit_name_an_unknown_field_whatever_its_name_and_show_no_secr
     assert (one.returncode, "--inputs: path: the key stands twice" in one.stderr) == (2, True)
 
 
-# ---- encodings -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf_16_is_one_sentence_for_the_whole_file(file: Path, encoding: str) -> None:
     content = "\ufeff" + f"{json.dumps(job('one'))}\n" * 3
-
     with pytest.raises(CommandError, match=r"work.jsonl: is in UTF-16; accepted: UTF-8"):
         read(file, content.encode(encoding))
-
-
-# ---- several lines ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("indent", [0, 1, 4, "\t"])
@@ -212,9 +189,7 @@ def test_pretty_printed_objects_and_arrays_are_read(file: Path, indent: int | st
         "an array of lines": "[\n" + ",\n".join(json.dumps(one) for one in jobs) + "\n]\n",
         "an array on one line": json.dumps(jobs),
     }
-
     found = {name: told(file, text.replace("\n", ending)) for name, text in written.items()}
-
     assert found == {name: ["one"] if name == "one object" else ["one", "two"] for name in written}
 
 
@@ -222,7 +197,6 @@ def test_a_pretty_printed_file_and_its_lines_are_the_same_assignments(file: Path
     jobs = [job("one", options={"timeout_ms": 5}), job("two")]
     lines = read(file, "".join(f"{json.dumps(one)}\n" for one in jobs))
     pretty = read(file, json.dumps(jobs, indent=2))
-
     assert [_content(one) for one in pretty] == [_content(one) for one in lines]
 
 
@@ -239,9 +213,7 @@ def test_a_line_that_was_cut_off_costs_no_line_but_itself(file: Path) -> None:
     """A line that ends like the beginning of a pretty-printed object, and one that does not."""
     good = [json.dumps(job(name)) for name in ("one", "two", "three")]
     cut = '{"assignment_id": "cut", "job": {'
-
     found = told(file, "\n".join([good[0], cut, good[1], cut[:20], good[2], cut]))
-
     assert [one for one in found if one[0].isalpha()] == ["one", "two", "three"]
     assert [one.partition(":")[0] for one in found if one[0].isdigit()] == ["2", "4", "6"]
 
@@ -252,7 +224,6 @@ def test_an_endless_pretty_printed_object_is_not_kept_whole(monkeypatch: pytest.
     list(text.add(1, b'{"a": ['))
     for number in range(2, 5000):
         list(text.add(number, b'"0123456789",'))
-
     assert len(text.rest()[1]) <= 1020
 
 

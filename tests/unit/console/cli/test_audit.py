@@ -36,7 +36,6 @@ def configured(rk: Commands) -> None:
 
 
 def sequences(rk: Commands, *words: str) -> list[int]:
-    """The numbers of the events that a command prints."""
     return [json.loads(line)["sequence"] for line in rk("audit", *words).out.splitlines()]
 
 
@@ -51,9 +50,6 @@ def change(path: Path, statement: str) -> None:
     connection = apsw.Connection(str(path))
     connection.execute(statement)
     connection.close()
-
-
-# tail
 
 
 @pytest.mark.real_time
@@ -104,10 +100,8 @@ def test_the_same_filters_choose_what_is_shown_exported_and_analysed(rk: Command
         assert rk("audit", "export", "-", *words).out == rk("audit", "tail", "--json", *words).out, "the same lines"
         for analysed in ((), ("log.jsonl",)):
             assert rk("audit", "analyse", *analysed, "--json", *words).json["events"] == len(numbers), filters
-    assert [sequences(rk, "tail", "--json", *words.split()) for words in ("-n 1 --type retry_attempt", "-n 0")] == [
-        [4],
-        [],
-    ]
+    newest = "-n 1 --type retry_attempt", "-n 0"
+    assert [sequences(rk, "tail", "--json", *words.split()) for words in newest] == [[4], []]
 
 
 @pytest.mark.parametrize("words", [["--json"], []])
@@ -116,15 +110,11 @@ def test_a_message_cannot_steer_the_terminal(rk: Commands, words: list[str]) -> 
     assert rk("audit", "tail", *words).out.removesuffix("\n").isprintable()
 
 
-# export to stdout and as CSV
-
-
 @pytest.mark.usefixtures("store")
 def test_a_whole_export_to_stdout_verifies_against_a_head_that_was_printed(rk: Commands) -> None:
     rk.write(rk("audit", "export", "-").out, "log.jsonl")
     head = kept_head(rk)
     ended = rk("audit", "verify", "log.jsonl", "--head", "kept.json", "--json")
-
     assert (ended.code, ended.json["proven_up_to"], ended.json["sequence"]) == (0, 6, 6)
     assert rk("audit", "head", "log.jsonl").out == head
     assert not list(rk.folder.glob("-*")), "no file of that name"
@@ -134,7 +124,6 @@ def test_csv_has_a_row_per_event_and_no_cell_that_a_spreadsheet_would_compute(rk
     recorded(rk.folder / "state.db", TRAIL)
     ended = rk("audit", "export", "log.csv", "--format", "csv", "--json")
     rows = list(csv.DictReader(io.StringIO((rk.folder / "log.csv").read_bytes().decode(), newline="")))
-
     assert (ended.code, ended.json["events"], ended.json["head_file"]) == (0, 5, None)
     assert [row["sequence"] for row in rows] == ["1", "2", "3", "4", "5"]
     assert [row["event_code"] for row in rows] == ["RK-305", "RK-305", "RK-304", "RK-201", "RK-601"]
@@ -144,16 +133,12 @@ def test_csv_has_a_row_per_event_and_no_cell_that_a_spreadsheet_would_compute(rk
     assert not (rk.folder / "log.csv.head.json").exists()
 
 
-# verify
-
-
 def test_events_after_the_head_are_kept_apart_and_every_head_of_a_file_is_compared(rk: Commands, store: Path) -> None:
     first = kept_head(rk)
     recorded(store, [attempt(30)])
     ended = rk("audit", "verify", "--head", "kept.json")
     assert "nothing up to event 6 was changed" in ended.out
     assert "Events 7 to 7 are newer than the head" in ended.err
-
     newest = rk("audit", "head").out
     forged = first.replace(json.loads(first)["hash"], "f" * 64)
     for heads, code in ((first, 0), (forged, 65)):
@@ -191,7 +176,6 @@ def test_of_a_configured_file_the_heads_of_the_logs_own_chain_count(rk: Commands
     ours = rk("audit", "head").out
     rk.write(ours + ours.replace(json.loads(ours)["chain"], "another"), "heads.jsonl")
     ended = rk("audit", "verify", "--json")
-
     assert (ended.code, ended.json["proven_up_to"]) == (0, 6)
     assert "also has heads of 1 other chain" in ended.err
     assert rk("audit", "verify", "state.db", "--json").json["proven_up_to"] == 6, "a store that is named as a file"
@@ -235,14 +219,10 @@ def test_the_head_of_another_store_is_a_mismatch_and_another_programs_database_i
     assert rk("audit", "verify").code == 0, "the configured engine is found beside the configuration"
 
 
-# replay
-
-
 def test_a_decision_that_comes_out_differently_is_listed_and_the_exit_code_says_so(rk: Commands, store: Path) -> None:
     change(store, """UPDATE audit SET body = replace(body, '"delay":1.0', '"delay":9.0') WHERE sequence = 1""")
     ended = rk("audit", "replay", "--json")
     recorded_and_decided = {"recorded": "again after 9.0 s", "decided": "again after 1.0 s"}
-
     assert ended.code == 65
     assert ended.json["differences"] == [{"sequence": 1, "event_type": "retry_attempt"} | recorded_and_decided]
     assert "1 difference" in rk("audit", "replay").out
@@ -256,7 +236,6 @@ def test_a_line_of_a_file_that_cannot_be_read_or_is_nested_too_deeply_is_a_misma
     (rk.folder / "log.jsonl").write_bytes(whole + b"nonsense\n")
     ended = rk("audit", "replay", "log.jsonl", "--json")
     assert (ended.code, ended.json["differences"][0]["event_type"]) == (65, "unreadable")
-
     (rk.folder / "log.jsonl").write_bytes(whole + b'{"event":' + b"[" * 50_000 + b"\n")
     for verb in ("verify", "replay", "analyse", "head"):
         ended = rk("audit", verb, "log.jsonl")
@@ -297,9 +276,6 @@ def test_ten_thousand_events_are_replayed_in_seconds(rk: Commands) -> None:
     assert perf_counter() - began < 5.0 * slowness()
 
 
-# export
-
-
 @pytest.mark.usefixtures("store")
 def test_an_export_holds_every_event_byte_for_byte_and_replaces_no_file_unless_forced(rk: Commands) -> None:
     file = rk.write("mine", "log.jsonl")
@@ -323,7 +299,6 @@ def test_a_pipe_is_written_as_it_is_and_never_replaced(rk: Commands, words: list
         text = os.read(reader, 65_536)
     finally:
         os.close(reader)
-
     assert (ended.code, text.count(b"\n")) == (0, 7), ended.err
     assert pipe.is_fifo()
     assert not (rk.folder / "pipe.head.json").exists(), "no head beside a device"
@@ -337,25 +312,15 @@ def test_an_empty_log_is_exported_too_and_a_link_to_a_file_stays_a_link(rk: Comm
     assert rk("audit", "verify", "log.jsonl").code == 0
 
 
-# analyse
-
-
 @pytest.mark.usefixtures("store")
 def test_an_analysis_can_begin_later_read_a_file_and_has_a_threshold(rk: Commands) -> None:
     rk("audit", "export", "log.jsonl")
     found = rk("audit", "analyse", "log.jsonl", "--since", "2026-01-25T12:00:05Z", "--json").json
     assert (found["events"], list(found["categories"])) == (3, ["(none)", "RETRY_NATS_PUBLISH"])
-
     words = ("audit", "analyse", "--fail-on-alert", "--json", "--threshold")
     above, at_limit = rk(*words, "2"), rk(*words, "3")
     assert (above.code, above.json["alerts"][0]["peak_per_minute"]) == (1, 3)
     assert (at_limit.code, at_limit.json["alerts"]) == (0, [])
-
-
-# the store that is meant
-
-
-# ---- long logs, no logs, books ---------------------------------------------------------------------------------------
 
 
 def test_a_file_that_is_no_log_is_named_with_what_was_expected(rk: Commands) -> None:
@@ -396,9 +361,8 @@ def test_events_in_an_export_have_the_ids_of_the_submission_of_their_own_tenant(
     known.index_of(body_of("submitted", tenant_id=long, correlation_id="c", trace_id="t"))
     known.index_of(body_of("submitted", tenant_id=other, correlation_id="d", trace_id="u"))
     assert known.index_of(body_of("completed", tenant_id=long)) == EventIndex("completed", "c", "t", "w")
-    assert known.index_of(body_of("routing", tenant_hash=event.tenant_hash(other))) == EventIndex(
-        "routing", "d", "u", "w"
-    )
+    hashed = event.tenant_hash(other)
+    assert known.index_of(body_of("routing", tenant_hash=hashed)) == EventIndex("routing", "d", "u", "w")
     assert known.index_of(body_of("completed")) == EventIndex("completed", None, None, "w")
     assert known.index_of(body_of("requeued", tenant_id=long)) == EventIndex("requeued", None, None, "w")
     filed = EventIndex("completed", "x", None, "w")

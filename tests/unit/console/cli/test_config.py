@@ -35,7 +35,6 @@ def test_a_bad_file_is_78_and_nothing_is_shown_of_it(rk: Commands, name: str, co
     content, says = BAD[name]
     (rk.folder / "reefknot.yaml").write_bytes(content)
     ended = rk(*command.split())
-
     assert (ended.code, ended.out, says in ended.err) == (78, "", True)
     assert ended.err.startswith("reefknot.yaml"), "the reader's own folder is not repeated"
     assert "canary" not in ended.err
@@ -61,7 +60,6 @@ def test_a_file_that_was_named_has_to_be_there(rk: Commands, command: str) -> No
     by_flag = rk(*command.split(), "--config", "gone.yaml")
     rk.environment.setenv("REEFKNOT_CONFIG", "gone.yaml")
     by_variable = rk(*command.split())
-
     assert (by_flag.code, by_variable.code) == (78, 78)
     assert by_flag.err == "gone.yaml: there is no such file, named by --config\n"
     assert by_variable.err == "gone.yaml: there is no such file, named by environment REEFKNOT_CONFIG\n"
@@ -126,8 +124,7 @@ def test_it_knows_the_statuses_that_the_documents_table_leaves_out(rk: Commands)
     decisions = {"retry": ("408", "425", "429", "500"), "stop": ("404", "501", "505")}
     for decision, statuses in decisions.items():
         for one in statuses:
-            found = rk("policy", "explain", "block:http", "--status", one, "--json").json
-            assert found["decision"] == decision, one
+            assert rk("policy", "explain", "block:http", "--status", one, "--json").json["decision"] == decision, one
 
 
 def test_a_link_is_not_followed_a_folder_of_that_name_stays_and_without_rights_it_is_77(rk: Commands) -> None:
@@ -153,7 +150,6 @@ def test_the_short_file_and_the_full_one_retry_alike(rk: Commands) -> None:
     schema = rk("config", "schema").json
     assert schema["$schema"].startswith("https://json-schema.org/")
     assert set(schema["properties"]) == set(keys_of(Configuration))
-
     policies = []
     for words in (("init",), ("init", "--full", "--force")):
         assert rk(*words).code == 0
@@ -167,7 +163,6 @@ def test_a_dry_run_over_an_existing_file_says_what_a_real_run_would_do(rk: Comma
     file = rk.write("{}")
     dry = rk("init", *words, "--dry-run")
     as_json = rk("init", *words, "--dry-run", "--json")
-
     assert (dry.out, as_json.json["text"], as_json.json["written"]) == (recommended(), recommended(), False)
     assert file.read_text() == "{}"
     real = rk("init", *words)
@@ -184,13 +179,10 @@ def test_every_template_is_a_whole_configuration_and_says_when_to_use_it(rk: Com
     assert (rk.folder / "reefknot.yaml").read_text() == template_text(name)
     ended = rk("config", "check")
     assert (ended.code, ended.err) == (0, "")
-
     first, *others = template_text(name).splitlines()
     assert first == f"# {name}: {TEMPLATES[name]}."
     assert any(line.startswith("# Use it ") for line in others)
 
-
-# ---- connectors of one's own -----------------------------------------------------------------------------------------
 
 CHECKED = """\
 import reefknot as rk

@@ -22,7 +22,7 @@ TOKEN = "a-token-that-is-long-enough"
 WANTED = "tls_certificate, dashboard.tls_key, dashboard.operator_token or reader_token"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def store(store: Path) -> Path:
     work_items.submitted(store, "known")
     return store
@@ -30,17 +30,11 @@ def store(store: Path) -> Path:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that somebody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         yield other.getsockname()[1]
 
 
-# ---- the port --------------------------------------------------------------------------------------------------------
-
-
-def test_a_port_in_use_that_was_chosen_is_an_error_as_is_an_address_that_this_machine_does_not_have(
-    rk: Commands, store: Path, taken: int
-) -> None:
+def test_a_chosen_port_in_use_is_an_error_as_is_an_address_of_another_machine(rk: Commands, taken: int) -> None:
     rk.environment.setenv("TOKEN", TOKEN)
     rk.write(f"dashboard: {{tls_certificate: {CERTIFICATE}, tls_key: {CERTIFICATE}, operator_token: env:TOKEN}}")
     ended = rk("dashboard", "--host", "192.0.2.1", "--port", "0")
@@ -59,13 +53,9 @@ def test_a_port_in_use_that_was_chosen_is_an_error_as_is_an_address_that_this_ma
         assert f"choose another with {ways} (0 takes a free one)" in ended.err
 
 
-def test_the_usual_port_in_use_is_replaced_by_a_free_one(
-    rk: Commands, store: Path, taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "DEFAULT_PORT", taken)
-
+def test_the_usual_port_in_use_is_replaced_by_a_free_one(rk: Commands, taken: int) -> None:
+    rk.environment.setattr(server, "DEFAULT_PORT", taken)
     ended, told, system = rk("dashboard", "--for", "0", "--json"), rk("dashboard", "--for", "0"), rk("up", "--for", "1")
-
     assert ended.code == told.code == system.code == 0
     assert ended.json["url"].startswith("http://127.0.0.1:")
     assert f":{taken}/" not in ended.json["url"]
@@ -97,9 +87,6 @@ def test_the_address_has_the_token_that_was_made_only_on_a_terminal_also_as_a_li
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#token=[\w-]{43}", address)
 
 
-# ---- TLS and tokens --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("section", "named"),
     [
@@ -120,15 +107,11 @@ def test_the_address_has_the_token_that_was_made_only_on_a_terminal_also_as_a_li
     ],
 )
 @pytest.mark.parametrize("words", [("dashboard", "--for", "0"), ("up", "--for", "0")], ids=["dashboard", "up"])
-def test_a_section_that_cannot_be_used_is_refused(
-    rk: Commands, store: Path, section: str, named: str, words: tuple[str, ...]
-) -> None:
+def test_an_unusable_section_is_refused(rk: Commands, section: str, named: str, words: tuple[str, ...]) -> None:
     rk.write(f"dashboard: {section}")
     rk.environment.setenv("TOKEN", TOKEN)
     rk.environment.setenv("SHORT", "too-short-token")
-
     ended = rk(*words)
-
     assert (ended.code, ended.out) == (78, "")
     assert named in ended.err
     assert ("dashboard.allowed_hosts" in ended.err) is ("'0.0.0.0'" in section or "'::'" in section)
@@ -136,12 +119,9 @@ def test_a_section_that_cannot_be_used_is_refused(
     assert "written-in-the-file" not in ended.err
 
 
-def test_a_configured_token_is_never_printed_and_without_one_each_start_makes_another(
-    rk: Commands, store: Path
-) -> None:
+def test_a_configured_token_is_never_printed_and_without_it_each_start_makes_another(rk: Commands) -> None:
     tokens = {rk("dashboard", "--for", "0", "--port", "0", "--json").json["token"] for _ in range(2)}
     assert [len(one) for one in tokens] == [43, 43], "two of 32 random bytes"
-
     rk.write("dashboard: {operator_token: env:TOKEN, port: 0}")
     rk.environment.setenv("TOKEN", TOKEN)
     told, as_json = rk("dashboard", "--for", "0"), rk("dashboard", "--for", "0", "--json")
@@ -154,32 +134,27 @@ def test_a_configured_token_is_never_printed_and_without_one_each_start_makes_an
     assert "#token" not in told.err + lines.err + system.err
 
 
-def test_a_missing_package_is_named_with_its_extra_and_a_dashboard_that_is_switched_off_is_not_served(
-    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_package_is_named_with_its_extra_and_a_dashboard_that_is_off_is_not_served(
+    rk: Commands, store: Path
 ) -> None:
-    monkeypatch.setattr(server, "NEEDED", ("starlette", "no_such_package"))
+    rk.environment.setattr(server, "NEEDED", ("starlette", "no_such_package"))
     ended, system = rk("dashboard", "--for", "0"), rk("up", "--for", "0")
     assert ended.code == 78
     assert "pip install '.[dashboard]' in a checkout (missing: no_such_package)" in ended.err
     assert (system.code, sum("'.[dashboard]'" in line for line in system.err.splitlines())) == (0, 1)
-
     rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
     off = rk("up", "--for", "0")
     assert (off.code, "dashboard" in off.err) == (0, False)
 
 
-# ---- the store -------------------------------------------------------------------------------------------------------
-
-
-def test_a_store_that_is_locked_is_told_as_such(rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_locked_is_told_as_such(rk: Commands, store: Path) -> None:
     defaults: dict[str, Any] = SqliteStore.__init__.__kwdefaults__ or {}
-    monkeypatch.setitem(defaults, "patience", 0.2)
+    rk.environment.setitem(defaults, "patience", 0.2)
     other = apsw.Connection(str(store))
     try:
         other.execute("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE").fetchall()
         ended = rk("dashboard", "--for", "0")
     finally:
         other.close()
-
     assert (ended.code, "locked for too long" in ended.err) == (75, True), ended.err
     assert rk("dashboard", "--for", "0", "--port", "0").code == 0, "the control: nobody locks it any more"

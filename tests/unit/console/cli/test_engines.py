@@ -84,26 +84,20 @@ def test_commands_use_its_store_show_no_password_and_doctor_examines_what_is_in_
 def test_the_configuration_accepts_its_addresses_and_refuses_others_with_its_reason(rk: Commands) -> None:
     rk.write("engine: stub://here\n")
     assert rk("config", "check").code == 0
-
     rk.write("engine: stub://12\n")
     ended = rk("config", "check")
     assert ended.code == 78
     assert "a stub has a name; accepted: sqlite:PATH, nats://HOST:PORT, memory: or stub://NAME" in ended.err
 
 
-def test_a_command_on_files_refuses_it_in_its_own_words_and_without_a_row_in_the_table_all_do(
-    rk: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_on_files_refuses_it_in_its_own_words_and_without_a_row_in_the_table_all_do(rk: Commands) -> None:
     """The second is the control."""
     ended = rk("store", "compact", "--engine", "stub://here")
     assert (ended.code, "stub://here is a stub and has no file" in ended.err) == (2, True)
-    monkeypatch.delitem(engines.ENGINES, "stub")
+    rk.environment.delitem(engines.ENGINES, "stub")
     assert "accepted" in rk("doctor", "--engine", "stub://here").err
     with pytest.raises(errors.ParameterError, match="sqlite:PATH, nats://HOST:PORT or memory:"):
         engines.engine_of("stub://here")
-
-
-# ---- the engines that there are --------------------------------------------------------------------------------------
 
 
 def test_every_engine_says_what_its_addresses_mean(rk: Commands) -> None:

@@ -18,7 +18,6 @@ EXECUTABLE = Path(sys.executable).with_name("reefknot")
 
 
 def python(program: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A program that imports the command line in a fresh interpreter."""
     words = [sys.executable, "-c", f"import sys; from reefknot.console.cli import main; {program}"]
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=60, check=True)
 
@@ -31,17 +30,13 @@ def python(program: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ],
     ids=["version", "an answer from the built-in book"],
 )
-def test_a_command_loads_nothing_that_it_does_not_need(
-    tmp_path: Path, words: list[str], unneeded: tuple[str, ...]
-) -> None:
+def test_a_command_loads_only_what_it_needs(tmp_path: Path, words: list[str], unneeded: tuple[str, ...]) -> None:
     found = f"[name for name in sys.modules if name.startswith({unneeded})]"
     assert python(f"main({words}); print({found}, file=sys.stderr)", tmp_path).stderr == "[]\n"
 
 
 @pytest.mark.parametrize(("words", "loaded"), [("job list", False), ("quarantine list", True)])
-def test_who_only_looks_at_jobs_does_not_load_what_checks_a_configuration(
-    tmp_path: Path, words: str, loaded: bool
-) -> None:
+def test_a_look_at_jobs_does_not_load_what_checks_a_configuration(tmp_path: Path, words: str, loaded: bool) -> None:
     """The second one is the control."""
     in_store(tmp_path / "state.db", lambda store: store.audit.append([entry(attempt(1))]))
     (tmp_path / "reefknot.yaml").write_text("engine: sqlite:state.db\n")
@@ -158,7 +153,6 @@ def test_following_ends_when_nobody_reads(tmp_path: Path) -> None:
     assert following.stdout.readline()
     following.stdout.close()
     in_store(path, lambda store: store.audit.append([entry(attempt(2))]))
-
     assert following.wait(timeout=60) == 0
 
 
@@ -192,7 +186,6 @@ def test_closed_streams_change_no_exit_code(tmp_path: Path, line: str, code: int
 
 
 def on_a_terminal(cwd: Path, **environment: str) -> str:
-    """What a command writes to a terminal."""
     ours, theirs = os.openpty()
     env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "TERM": "xterm-256color", **environment}
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": theirs, "stderr": subprocess.DEVNULL}

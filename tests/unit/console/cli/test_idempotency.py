@@ -40,9 +40,7 @@ def test_show_hides_what_is_secret_by_name_and_by_configuration(rk: Commands, st
         assert "[redacted]" in out
 
 
-def test_without_a_name_the_user_of_the_system_did_it_and_a_secret_in_a_key_stays_out_of_the_record(
-    rk: Commands, store: Path
-) -> None:
+def test_without_a_name_the_systems_user_did_it_and_a_secret_key_is_not_recorded(rk: Commands, store: Path) -> None:
     rk.environment.setattr("getpass.getuser", lambda: "bob")
     rk.environment.setenv("THE_SECRET", "order-7")
     rk.write("secrets:\n  key: env:THE_SECRET\n  gone: env:NOT_SET_HERE\n")
@@ -52,9 +50,7 @@ def test_without_a_name_the_user_of_the_system_did_it_and_a_secret_in_a_key_stay
     assert (action.actor, action.subject) == ("bob", "[redacted]")
 
 
-def test_show_tells_when_a_lease_ends_and_an_outcome_that_is_nested_too_deeply_is_refused(
-    rk: Commands, store: Path
-) -> None:
+def test_show_tells_when_a_lease_ends_and_an_outcome_nested_too_deeply_is_refused(rk: Commands, store: Path) -> None:
     in_store(store, lambda opened: opened.idempotency.claim("over", owner="me", lease=0))
     held, over = (rk("idempotency", "show", key, "--json").json for key in ("order-8", "over"))
     assert 0 < held["lease_seconds_left"] <= 3600

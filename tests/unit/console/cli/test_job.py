@@ -53,13 +53,11 @@ def test_a_list_narrows_by_its_filters_and_goes_on_where_it_ended(rk: Commands, 
     assert "hunter2" not in "".join(rk("job", "show", "b", *form).out for form in ((), ("--json",)))
 
 
-def test_a_list_that_ends_at_the_bound_of_its_search_says_so_and_goes_on(
-    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_that_ends_at_the_bound_of_its_search_says_so_and_goes_on(rk: Commands, store: Path) -> None:
     work_items.accepted(store, "old", WorkFailed(None, None, "rare"))
     work_items.submitted(store, "a", "b", "c")
-    monkeypatch.setattr(work_rows, "SCANNED", (2,))
-    monkeypatch.setattr(work_rows, "_LEAST_SHARE", 1)
+    rk.environment.setattr(work_rows, "SCANNED", (2,))
+    rk.environment.setattr(work_rows, "_LEAST_SHARE", 1)
     first = rk("job", "list", "--error", "rare")
     assert "search limit reached; continue with --after b" in first.err
     assert "old" in rk("job", "list", "--error", "rare", "--after", "b").out
@@ -73,7 +71,6 @@ def test_a_job_that_waits_for_its_retry_says_when_it_is_due_and_an_attempt_that_
     assert (one["state"], one["attempts"], one["worker"]) == ("pending", 1, "worker-1")
     assert one["due_in_s"] > 1000
     assert "in " in rk("job", "list").out
-
     item = WorkItem("x", "fs.blob_get", "cpu@worker-1", payload=b"{}")
     in_store(store, lambda one: one.work.assign([item], start={"x"}, owner="worker-1#1"))
     assert re.search(r"attempts +1 \(running\)", rk("job", "show", "x").out)
@@ -109,9 +106,7 @@ def test_a_damaged_event_of_a_job_is_shown_as_unreadable_among_the_others(rk: Co
     assert (plain.code, "is unreadable; see `audit verify`" in plain.out) == (0, True)
 
 
-def test_the_story_of_a_job_that_a_worker_ran_has_its_attempts_and_the_layer_that_decided(
-    rk: Commands, store: Path
-) -> None:
+def test_the_story_of_a_job_that_ran_has_its_attempts_and_the_layer_that_decided(rk: Commands, store: Path) -> None:
     own = prepared(rk)
     assert rk("run", lines(rk, own.flaky("a", 2)), "--module", own.module).code == 0
     settings = load_settings(str(rk.folder / "reefknot.yaml"), environ={}, cwd=rk.folder)

@@ -55,9 +55,7 @@ def test_the_payload_is_printed_edited_and_given_back_as_the_next_version(rk: Co
 
 
 def test_a_job_of_a_source_goes_on_with_another_payload_in_its_own_class(rk: Commands, store: Path) -> None:
-    printed = rk("quarantine", "show", "import", "--payload-only").out
-    file = edited(rk, printed.replace("Wokr", "Work"))
-
+    file = edited(rk, rk("quarantine", "show", "import", "--payload-only").out.replace("Wokr", "Work"))
     assert rk("quarantine", "requeue", "import", "--payload", file).out == "import replaced by import~2\n"
     job = IngestionJob.of(work_items.item(store, "import~2"))
     assert (job.payload, job.source, job.is_sync) == ({"folder": "Work"}, "notes", False)
@@ -70,7 +68,6 @@ def test_a_command_that_was_cut_off_may_be_given_again_and_another_edit_is_refus
         ended = rk("quarantine", "requeue", "order", "--payload", file)
         assert (ended.code, ended.out) == (0, "order replaced by order~2\n")
     assert len(work_items.operator_actions(store)) == 1
-
     ended = rk("quarantine", "requeue", "order", "--payload", edited(rk, {"city": "Oslo"}))
     assert (ended.code, "there is a job order~2 already, with another payload" in ended.err) == (1, True)
     assert json.loads(work_items.item(store, "order~2").payload)["job"]["payload"] == {"city": "Rome"}
@@ -90,9 +87,7 @@ NO_FILE = "accepted: a file with the payload as JSON"
         ("x" * 9_000_000, "longer than"),
     ],
 )
-def test_a_payload_that_cannot_be_one_is_refused_and_nothing_is_changed(
-    rk: Commands, store: Path, text: str, said: str
-) -> None:
+def test_what_is_no_payload_is_refused_and_nothing_is_changed(rk: Commands, store: Path, text: str, said: str) -> None:
     ended = rk("quarantine", "requeue", "order", "--payload", edited(rk, text))
     assert (ended.code, said in ended.err) == (2, True), ended.err
     assert work_items.item(store, "order").state.value == "quarantined"
@@ -144,7 +139,6 @@ def test_what_has_no_payload_to_edit_says_so(rk: Commands, store: Path) -> None:
 def test_secrets_are_hidden_and_said_to_be(rk: Commands, store: Path) -> None:
     work_items.quarantined(store, "secret")
     printed = rk("quarantine", "show", "secret", "--payload-only")
-
     assert "hunter2" not in printed.out
     assert "write their values in place of that" in printed.err
     file = edited(rk, {"path": "b.txt", "password": "hunter2hunter2"})
@@ -158,12 +152,10 @@ def test_a_version_of_a_version_counts_on_and_keeps_its_tenant(rk: Commands, sto
         item = WorkItem("acme|x~2", "t", tenant_id="acme", payload=json.dumps(assignment).encode())
         await store.work.enqueue([item])
         (held,) = await store.work.claim(1, WorkClaim(owner="o", classes=("cpu",)))
-        settlement = Settlement(held.id, "o", held.fence, Quarantine("bad"))
-        assert await store.work.settle([settlement]) == [True]
+        assert await store.work.settle([Settlement(held.id, "o", held.fence, Quarantine("bad"))]) == [True]
 
     in_store(store, work)
     ended = rk("quarantine", "requeue", "x~2", "--tenant", "acme", "--payload", edited(rk, {"a": 1}))
-
     assert ended.out == "x~2 replaced by x~3\n"
     new = work_items.item(store, "acme|x~3")
     assert (new.tenant_id, json.loads(new.payload)["tenant_id"]) == ("acme", "acme")

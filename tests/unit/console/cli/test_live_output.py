@@ -5,18 +5,8 @@ from collections.abc import Collection
 
 import pytest
 
-from reefknot.audit.model.event import (
-    Admission,
-    AnyEvent,
-    BreakerEvent,
-    Completed,
-    Dropped,
-    IdempotencyEvent,
-    OperatorAction,
-    Quarantined,
-    Routing,
-    TimeoutOccurred,
-)
+from reefknot.audit.model import event as audited
+from reefknot.audit.model.event import Admission, AnyEvent, Completed, Dropped, Quarantined, Routing, TimeoutOccurred
 from reefknot.audit.port import AuditQuery, KeptEntry
 from reefknot.console.cli import live_output
 from reefknot.console.cli.live_output import LevelChanges, LiveFeed
@@ -39,19 +29,18 @@ AT = "2026-01-25T12:00:00.000Z"
         (Admission(timestamp=AT, status="rejected", reason="queue_full", queue_depth=3), "rejected"),
         (Admission(timestamp=AT, status="accepted", inputs={"message": "Assignment deferred for 9ms"}), "deferred"),
         (Dropped(timestamp=AT, reason="dropped_oldest"), "dropped"),
-        (BreakerEvent(timestamp=AT, name="x", state="open"), "breaker"),
-        (OperatorAction(timestamp=AT, actor="ann", action="worker.drain"), "operator"),
+        (audited.BreakerEvent(timestamp=AT, name="x", state="open"), "breaker"),
+        (audited.OperatorAction(timestamp=AT, actor="ann", action="worker.drain"), "operator"),
         (TimeoutOccurred(timestamp=AT, attempt_number=1, timeout_seconds=1, whole=True), "timed out"),
         (Routing(timestamp=AT, reason="unknown_job_type"), "rejected"),
         (Admission(timestamp=AT, status="accepted", inputs={"message": "Assignment queued"}), None),
         (Routing(timestamp=AT, worker_id="w", reason="chosen"), None),
         (TimeoutOccurred(timestamp=AT, attempt_number=1, timeout_seconds=1), None),
-        (IdempotencyEvent(timestamp=AT, idempotency_key="k", action="record"), None),
+        (audited.IdempotencyEvent(timestamp=AT, idempotency_key="k", action="record"), None),
     ],
 )
 def test_an_event_is_described_by_its_kind_or_not_at_all(event: AnyEvent, kind: str | None) -> None:
     found = describe(event)
-
     assert (found and found[0]) == kind
 
 

@@ -35,18 +35,14 @@ def logged(capsys: pytest.CaptureFixture[str], flags: LogFlags, *, feed: bool = 
         ("error", ["at error"]),
     ],
 )
-def test_lines_from_a_level_on_are_printed_and_audited_events_always(
-    level: str, kept: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_below_a_level_are_not_printed(level: str, kept: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     lines = logged(capsys, LogFlags(log_level=level, log_format="text"))
-
     assert (lines.pop(), [line.split(": ", 1)[1] for line in lines]) == ("a message", [*kept, "audited"])
     assert all(re.match(rf"{STAMP} [A-Z]+ reefknot", line) for line in lines)
 
 
 def test_as_json_messages_are_lines_too_and_a_retry_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [json.loads(line) for line in logged(capsys, LogFlags(log_format="json"))]
-
     assert [line["message"] for line in lines] == ["at warning", "at error", "tried again", "audited", "a message"]
     assert (lines[2]["attempt"], lines[2]["work_id"], lines[2]["level"]) == (1, "a", "warning")
     assert lines[-1]["logger"] == "reefknot.cli"
@@ -59,28 +55,19 @@ def test_beside_a_live_feed_attempts_are_not_logged_as_text(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("words", [("up",), ("worker", "start"), ("router", "start"), ("dashboard",)], ids=" ".join)
-def test_without_a_terminal_everything_that_a_service_says_is_a_line_of_json(
-    rk: Commands, words: tuple[str, ...]
-) -> None:
+def test_without_a_terminal_all_that_a_service_says_is_lines_of_json(rk: Commands, words: tuple[str, ...]) -> None:
     rk.environment.delenv("REEFKNOT_LOG_FORMAT")
     rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", "0")
     assert rk("submit", "--type", "fs.blob_get", "--id", "one").code == 0
-
     ended = rk(*words, "--for", "0")
-
     assert ended.code == 0
     assert all(json.loads(line)["message"] for line in ended.err.splitlines())
     assert ended.err
 
 
-def test_the_traceback_of_a_step_is_a_field_of_its_line_beside_the_decision_and_the_feed_is_for_terminals(
-    rk: Commands,
-) -> None:
+def test_the_traceback_of_a_step_is_a_field_of_its_line_and_the_feed_is_for_terminals(rk: Commands) -> None:
     rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
-    rk.write(
-        "import reefknot as rk\n\n@rk.block('own.bug')\nasync def bug(inputs, context):\n    return {}['x']\n",
-        "bugs.py",
-    )
+    rk.write("import reefknot as rk\n@rk.block('own.bug')\nasync def bug(inputs, context):\n    {}['x']\n", "bugs.py")
     assert rk("submit", "--type", "own.bug", "--id", "one").code == 0
     ended = rk("up", "--for", "2", "--module", "bugs", "--log-format", "json", "--log-level", "info")
     lines = [json.loads(line) for line in ended.err.splitlines()]
@@ -118,7 +105,6 @@ def test_the_error_that_ends_a_command_is_such_a_line_too(rk: Commands) -> None:
     rk.write("x", "plain.txt")
     ended = rk("up", "--for", "0", "--engine", "sqlite:plain.txt/state.db", "--log-format", "json")
     plain = rk("up", "--for", "0", "--engine", "sqlite:plain.txt/state.db")
-
     lines = [json.loads(line) for line in ended.err.splitlines()]
     assert (ended.code, plain.code) == (69, 69)
     assert "plain.txt/state.db" in lines[-1]["message"]

@@ -43,9 +43,7 @@ def test_no_limit_is_null_and_an_enum_is_its_text() -> None:
 
 
 @pytest.mark.parametrize(("columns", "widest"), [("", 120), ("60", 60), ("9999", 400), ("much", 120)])
-def test_a_table_that_is_not_on_a_terminal_is_bounded_and_has_no_colours(
-    rk: Commands, columns: str, widest: int
-) -> None:
+def test_a_table_off_a_terminal_is_bounded_and_has_no_colours(rk: Commands, columns: str, widest: int) -> None:
     rk.environment.setenv("COLUMNS", columns)
     ended = rk("policy", "list")
     assert (ended.code, "\x1b" in ended.out) == (0, False)
@@ -55,7 +53,6 @@ def test_a_table_that_is_not_on_a_terminal_is_bounded_and_has_no_colours(
 @given(st.text(alphabet="ab c-:.日é", max_size=60), st.integers(min_value=2, max_value=20))
 def test_a_line_is_broken_without_losing_a_character(line: str, width: int) -> None:
     parts = wrapped(line, width)
-
     assert [part for part in parts if cell_len(part) > width] == []
     assert "".join("".join(parts).split()) == "".join(line.split())
 
@@ -66,9 +63,7 @@ def test_a_line_is_broken_between_words_where_it_can_be() -> None:
 
 
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["a terminal", "plain", "dumb"])
-def test_a_table_has_colours_on_a_terminal_that_wants_them(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
-) -> None:
+def test_a_table_has_colours_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"TERM": "xterm"} | variables).items():

@@ -100,7 +100,6 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`reefknot` as a process of its own."""
     return run_warm(*words, cwd=folder, env=environment(folder))
 
 
@@ -113,9 +112,6 @@ def work(folder: Path, *types: str) -> str:
 def shown(folder: Path, *words: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(command(folder, *words, "--json").stdout)
     return found
-
-
-# ---- tracebacks ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quarantine", ["false", "true"])
@@ -153,9 +149,6 @@ def test_the_text_of_an_error_forges_no_line_of_what_is_shown(folder: Path) -> N
         assert "\\x1b[1A" in text
 
 
-# ---- modules ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("module", ["steps", "steps.py", "./steps.py", "pkg/steps.py"])
 def test_a_module_is_found_by_its_name_and_by_its_file(folder: Path, module: str) -> None:
     (folder / "pkg").mkdir()
@@ -169,9 +162,6 @@ def test_a_module_that_cannot_be_imported_is_told_with_the_users_file_and_line(f
     ran = command(folder, "run", work(folder, "own.talks"), "--module", "broken")
     assert (ran.returncode, ran.stdout) == (78, "")
     assert f"--module broken: cannot be imported: {folder / 'broken.py'}:5: ValueError: invalid literal" in ran.stderr
-
-
-# ---- output and ends -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more", [("--json",), ()])
@@ -220,7 +210,6 @@ def test_a_step_that_raises_keyboard_interrupt_or_system_exit_ends_its_attempt_a
     ends = ["own.interrupts", "own.interrupts_in_thread", "own.exits", "own.exits_in_thread"]
     ran = command(folder, "run", work(folder, *ends, "own.talks"), "--json", "--module", "steps")
     summary = json.loads(ran.stdout)
-
     assert (ran.returncode, summary["failed"], summary["succeeded"]) == (1, 4, 1), ran.stderr
     for name, told in zip(ends, ["KeyboardInterrupt", "KeyboardInterrupt", "SystemExit", "SystemExit"], strict=True):
         assert f"{name} failed: EXECUTION_FAILED: {told}: of its own" in ran.stderr

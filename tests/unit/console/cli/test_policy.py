@@ -1,4 +1,4 @@
-"""`reefknot policy`: list, show, explain, schedule, check, templates."""
+"""`reefknot policy`: list, show, explain, schedule with its waits as bars, check, templates."""
 
 import shlex
 from pathlib import Path
@@ -6,18 +6,16 @@ from typing import Any
 
 import pytest
 
+from reefknot.console.cli.policy import BAR_WIDTH, bar, put_schedule
 from reefknot.core.failure import ErrorCode
 from reefknot.policy.book import PolicyBook, failure_from_facts
+from reefknot.policy.model.explain import PlannedWait
 from tests.rows import for_each_row
 from tests.unit.console.cli.running import Commands
 
 
 def explained(rk: Commands, *words: str) -> Any:
-    """The answer of `policy explain` about a failure."""
     return rk("policy", "explain", *words, "--json").json
-
-
-# ---- explain ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_configured_secret_is_not_shown(rk: Commands) -> None:
@@ -25,7 +23,6 @@ def test_a_configured_secret_is_not_shown(rk: Commands) -> None:
     assert "xyzzy-4711" in rk(*words, "--json").out, "the control: nothing says yet that it is secret"
     rk.environment.setenv("THE_SECRET", "xyzzy-4711")
     rk.write("secrets:\n  key: env:THE_SECRET\n  gone: env:NOT_SET_HERE\n")
-
     for more in ([], ["--json"], ["--baseline", "--json"]):
         ended = rk(*words, *more)
         assert (ended.code, "xyzzy-4711" in ended.out + ended.err) == (0, False), ended
@@ -115,9 +112,7 @@ def test_the_gate_is_shown_and_does_not_change_the_answer_nor_does_the_spelling_
         ("connector:imap_mailbox --failure-type transient", "{enabled: true}", False),
     ],
 )
-def test_a_retry_that_a_worker_may_throttle_is_told_with_it(
-    rk: Commands, words: str, settings: str, throttled: bool
-) -> None:
+def test_a_retry_that_a_worker_may_throttle_says_so(rk: Commands, words: str, settings: str, throttled: bool) -> None:
     rk.write(f"worker: {{retries: {{v2: {settings}}}}}\n")
     ended = rk("policy", "explain", *words.split())
     assert (ended.code, "worker.retries.v2.throttle" in ended.out) == (0, throttled), ended.out
@@ -196,16 +191,13 @@ def test_what_a_source_sets_for_all_failures_beats_what_its_connector_sets_for_s
     }
     assert policies["rate_limited"]["base_delay"]["value"] == waits
     assert policies["transient"]["retries"]["value"] == retries
-
     shown = rk("policy", "show", "--source", "mail", "--json").json["overrides"]
     for kind, field in (("rate_limited", "base_delay"), ("transient", "max_attempts")):
         in_force = shown.get(kind, {}).get(field, policies["unknown"][field])
         assert in_force["value"] == policies[kind][field]["value"], "`show` and `explain` agree"
 
 
-def test_an_exception_that_cannot_be_looked_up_is_named_and_one_of_ones_own_steps_is_found_in_their_module(
-    rk: Commands,
-) -> None:
+def test_an_exception_that_is_not_found_is_named_and_one_of_own_steps_is_found_in_their_module(rk: Commands) -> None:
     unknown = rk("policy", "explain", "block:http", "--exception", "my_client.Broken")
     assert unknown.err.startswith("my_client.Broken is taken by its name alone")
     for known in ("httpx.ReadTimeout", "ValueError", "requests.Timeout", "SystemExit", "CancelledError"):
@@ -213,9 +205,6 @@ def test_an_exception_that_cannot_be_looked_up_is_named_and_one_of_ones_own_step
     rk.write(GATEWAY, "gateway_steps.py")
     words = ("block:gateway.call", "--exception", "gateway_steps.GatewayError", "--module", "gateway_steps.py")
     assert explained(rk, *words)["decision"] == "retry"
-
-
-# ---- what ingestion does ---------------------------------------------------------------------------------------------
 
 
 def test_an_answer_about_a_connector_says_what_ingestion_does_by_the_configured_numbers(rk: Commands) -> None:
@@ -233,3 +222,34 @@ def test_an_answer_about_a_connector_says_what_ingestion_does_by_the_configured_
     rk.write("ingestion: {breaker: {enabled: false}}\n")
     off = about("transient")
     assert ("ingestion.breaker.enabled is false" in off["source"], "rests" in off["job"]) == (True, False)
+
+
+def test_a_bar_goes_from_the_shortest_wait_to_the_longest_and_marks_the_seeds() -> None:
+    quarter = BAR_WIDTH // 4
+    assert bar(PlannedWait(0, 1.0, 2.0), 4.0) == "│" + "·" * quarter + "█" * quarter + " " * (BAR_WIDTH // 2)
+    assert bar(PlannedWait(0, 4.0, 4.0), 4.0).count("█") == 1, "a wait without choice is still seen"
+    assert bar(PlannedWait(0, 1.0, 3.0, 2.0), 4.0).index("◆") == 1 + BAR_WIDTH // 2
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        PlannedWait(0, 0.0, 0.0),
+        PlannedWait(0, 4.0, 4.0),
+        PlannedWait(0, 0.0, 4.0, 4.0),
+        PlannedWait(0, 0.0, 1e-9),
+        PlannedWait(0, 3.999, 4.0, 3.9995),
+    ],
+)
+def test_every_bar_is_as_wide_as_the_others(wait: PlannedWait) -> None:
+    assert len(bar(wait, 4.0)) == BAR_WIDTH + 1
+    assert len(bar(wait, 0.0)) == BAR_WIDTH + 1
+
+
+def test_time_gone_by_is_the_sum_of_the_waits_and_a_long_schedule_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    put_schedule([PlannedWait(0, 1.0, 2.0), PlannedWait(1, 2.0, 4.0)])
+    assert "3 s – 6 s" in capsys.readouterr().out
+    put_schedule([PlannedWait(k, 1.0, 1.0) for k in range(30)])
+    out = capsys.readouterr().out
+    assert "… and 10 more, 30 s – 30 s in total" in out
+    assert len(out.splitlines()) < 30

@@ -9,7 +9,7 @@ import pytest
 from reefknot.console.operations import bulk
 from reefknot.ingest.jobs import IngestionJob
 from reefknot.queue.model.work import WorkItem
-from reefknot.stores.sqlite.quarantine import SqliteQuarantine
+from reefknot.queue.port.quarantine import QuarantineStore
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.running import Commands
 
@@ -22,34 +22,24 @@ def store(store: Path) -> Path:
 
 
 def test_a_list_narrows_by_type_and_reason(rk: Commands, store: Path) -> None:
-    table = {
-        "": ["a", "b"],
-        "--type other.type": ["b"],
-        "--reason attempts": ["a"],
-        "--before 1h": [],
-        "--limit 1": ["a"],
-        "--after a": ["b"],
-    }
+    table = {"": ["a", "b"], "--type other.type": ["b"], "--reason attempts": ["a"]}
+    table |= {"--before 1h": [], "--limit 1": ["a"], "--after a": ["b"]}
     assert {words: work_items.ids(rk, "quarantine", *words.split()) for words in table} == table
     for form in ((), ("--json",)):
         assert "hunter2" not in rk("quarantine", "show", "a", *form).out
 
 
-def test_requeued_work_is_pending_again_discarded_work_has_its_reason_and_purged_work_is_gone(
-    rk: Commands, store: Path
-) -> None:
+def test_requeued_work_is_pending_again_discarded_has_its_reason_and_purged_is_gone(rk: Commands, store: Path) -> None:
     work_items.quarantined(store, "c")
     ended = rk("quarantine", "requeue", "a", "nope", "--as", "ann", "--json")
     assert (ended.code, ended.json["requeued"], ended.json["missing"]) == (1, ["a"], ["nope"])
     back = work_items.item(store, "a")
     assert (back.state.value, back.generation, back.attempts) == ("pending", 1, 0)
     assert work_items.requeued(store) == [("a", 1)]
-
     ended = rk("quarantine", "discard", "--reason", "vanished", "--because", "known crash", "--json")
     given_up = work_items.item(store, "b")
     assert (ended.json["discarded"], "1 to be discarded: 1 other.type" in ended.err) == (["b"], True)
     assert (given_up.state.value, given_up.history[-1].why) == ("discarded", "known crash")
-
     assert rk("quarantine", "purge", "c").code == 0
     assert work_items.item(store, "c") is None
 
@@ -86,7 +76,6 @@ def failed_file(rk: Commands) -> str:
 def test_the_same_file_again_gets_the_new_result_and_so_does_a_submission_that_waits(rk: Commands) -> None:
     file = failed_file(rk)
     assert rk("quarantine", "requeue", "a").code == 0
-
     ended = rk("run", file, "--json", "--results", "out.jsonl")
     assert (ended.code, ended.json["succeeded"]) == (0, 1)
     assert json.loads((rk.folder / "out.jsonl").read_text())["output"]["content"] == "ahoy"
@@ -102,18 +91,16 @@ def test_control_without_a_requeue_the_old_result_stays(rk: Commands) -> None:
     assert "had finished in an earlier run" in ended.err
 
 
-def test_a_bulk_action_goes_in_pages_and_tells_every_id_of_a_dry_run_and_of_the_change(
-    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk, "CHUNK", 2)
+def test_a_bulk_action_goes_in_pages_and_names_every_id_of_a_dry_run_and_a_change(rk: Commands, store: Path) -> None:
+    rk.environment.setattr(bulk, "CHUNK", 2)
     asked: list[int] = []
-    find = SqliteQuarantine.find
+    find = QuarantineStore.find
 
-    async def counted(self: SqliteQuarantine, *given: Any, limit: int, **options: Any) -> list[WorkItem]:
+    async def counted(self: QuarantineStore, *given: Any, limit: int, **options: Any) -> list[WorkItem]:
         asked.append(limit)
         return await find(self, *given, limit=limit, **options)
 
-    monkeypatch.setattr(SqliteQuarantine, "find", counted)
+    rk.environment.setattr(QuarantineStore, "find", counted)
     names = ["a", "b", "c", "d\u200be", "f"]
     for name in names[2:]:
         work_items.quarantined(store, name)
@@ -124,10 +111,8 @@ def test_a_bulk_action_goes_in_pages_and_tells_every_id_of_a_dry_run_and_of_the_
     assert set(asked) == {2}
 
 
-def test_a_dry_run_for_people_reads_no_more_than_it_shows(
-    rk: Commands, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk, "MOST_SHOWN", 1)
+def test_a_dry_run_for_people_reads_no_more_than_it_shows(rk: Commands, store: Path) -> None:
+    rk.environment.setattr(bulk, "MOST_SHOWN", 1)
     ended = rk("quarantine", "purge", "--all", "--dry-run")
     assert ended.out == "a would be purged\n… and 1 more\n"
     assert "2 would be purged: 1 fs.blob_get, 1 other.type" in ended.err
@@ -152,8 +137,6 @@ def test_a_job_of_a_source_is_shown_without_a_result_for_anybody(rk: Commands, s
     assert (ended.code, ended.out) == (0, f"{name} (pending) cancelled\n")
     assert work_items.ids(rk, "job", "--state", "cancelled") == [name]
 
-
-# ---- jobs of sources that are not configured -------------------------------------------------------------------------
 
 SOURCES = "sources: {notes: {connector: local_files, path: .}}\n"
 PICKED_UP = "up within seconds"
@@ -187,15 +170,12 @@ def test_a_requeued_job_of_a_source_that_is_not_configured_is_said_to_wait(rk: C
     assert ("reefknot job cancel 'import~2'" in edited.err, PICKED_UP in edited.err) == (True, False)
 
 
-def test_a_filter_counts_the_jobs_that_wait_and_the_others_are_picked_up(
-    rk: Commands, of_sources: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk, "CHUNK", 1)
+def test_a_filter_counts_the_jobs_that_wait_and_the_others_are_picked_up(rk: Commands, of_sources: Path) -> None:
+    rk.environment.setattr(bulk, "CHUNK", 1)
     dry = rk("quarantine", "requeue", "--all", "--dry-run")
     assert "3 jobs would wait for gone, lost (not configured here" in dry.err
     assert PICKED_UP not in dry.err
     assert rk("quarantine", "requeue", "--all", "--dry-run", "--json").json["unconfigured_sources"] == ["gone", "lost"]
-
     ended = rk("quarantine", "requeue", "--all", "--json")
     assert (ended.json["count"], ended.json["unconfigured_sources"]) == (4, ["gone", "lost"])
     assert "a running system picks the other 1 up within seconds" in ended.err
@@ -208,9 +188,6 @@ def test_control_a_job_of_a_configured_source_is_picked_up(rk: Commands, of_sour
     assert (ended.json["count"], ended.json["unconfigured_sources"]) == (1, [])
     assert (PICKED_UP in ended.err, "wait" in ended.err) == (True, False)
     assert "unconfigured_sources" not in rk("quarantine", "purge", "gone@1", "--json").json
-
-
-# ---- selections that cannot be ---------------------------------------------------------------------------------------
 
 
 def test_a_filter_without_a_text_is_refused(rk: Commands, store: Path) -> None:

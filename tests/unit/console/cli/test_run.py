@@ -32,7 +32,6 @@ def summary(rk: Commands, *words: str, code: int) -> dict[str, Any]:
 def test_a_file_that_succeeds_ends_with_0_and_exactly_the_promised_summary(rk: Commands) -> None:
     prepared(rk)
     found = summary(rk, lines(rk, get("a.txt"), get("a.txt")), code=0)
-
     assert (list(found), found["total"], found["succeeded"], found["retries"]) == (KEYS, 2, 2, 0)
     assert (rk.folder / ".reefknot" / "state.db").exists(), "the default store is beside the configuration"
 
@@ -45,7 +44,6 @@ def test_a_retried_success_is_recovered_and_a_spent_one_failed_also_in_quarantin
     late = own.nap("late", 30, options={"timeout_ms": 50})
     file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), late)
     found = summary(rk, file, "--module", own.module, "--results", "out.jsonl", code=1)
-
     assert (found["succeeded"], found["recovered"], found["failed"], found["timed_out"]) == (1, 1, 1, 1)
     assert (found["retries"], found["quarantined"]) == (3, int(quarantine)), "of those that failed"
     ended = results(rk.folder / "out.jsonl")
@@ -56,20 +54,9 @@ def test_a_retried_success_is_recovered_and_a_spent_one_failed_also_in_quarantin
 
 def test_bad_lines_are_reported_with_their_numbers_and_the_good_ones_run(rk: Commands) -> None:
     prepared(rk)
-    file = lines(
-        rk,
-        get("a.txt", "one"),
-        "{not json",
-        "",
-        "[1]",
-        '{"job": {"payload": {}}}',
-        get("a.txt", "one"),
-        get("a.txt", options={"deadline_ms": 0}),
-        get("a.txt", version="7"),
-        get("a.txt", resource_class="tpu"),
-        json.dumps(get("a" * LARGEST_MESSAGE)),
-        get("a.txt", "two"),
-    )
+    good, bad = get("a.txt", "one"), ["{not json", "", "[1]", '{"job": {"payload": {}}}']
+    odd = [get("a.txt", options={"deadline_ms": 0}), get("a.txt", version="7"), get("a.txt", resource_class="tpu")]
+    file = lines(rk, good, *bad, good, *odd, json.dumps(get("a" * LARGEST_MESSAGE)), get("a.txt", "two"))
     ended = rk("run", file, "--json")
     told = [line.removeprefix("work.jsonl:") for line in ended.err.splitlines() if line.startswith("work.jsonl:")]
 
@@ -85,9 +72,7 @@ def test_a_full_queue_makes_it_wait_and_not_fail(rk: Commands) -> None:
     """Forty naps, a queue of one place at the router and at the worker."""
     own = prepared(rk, size=1)
     file = lines(rk, *(own.nap(f"n{number}", 0.01) for number in range(40)))
-    found = summary(rk, file, "--module", own.module, code=0)
-
-    assert found["succeeded"] == 40
+    assert summary(rk, file, "--module", own.module, code=0)["succeeded"] == 40
 
 
 def test_the_same_ids_again_are_answered_from_the_record_and_another_job_under_one_is_rejected(rk: Commands) -> None:
@@ -96,16 +81,13 @@ def test_the_same_ids_again_are_answered_from_the_record_and_another_job_under_o
     summary(rk, file, "--module", own.module, code=0)
     file = lines(rk, own.flaky("once", 1), get("b.txt", "two"))
     ended = rk("run", file, "--module", own.module, "--results", "out.jsonl", "--json")
-
     assert (ended.code, ended.json["succeeded"], ended.json["rejected"]) == (1, 1, 1)
     assert results(rk.folder / "out.jsonl")["once"]["output"] == {"attempt": 2}, "it did not run a third time"
     assert "had finished in an earlier run" in ended.err
     assert "work.jsonl:2: assignment_id: id 'two' was used with another job (fingerprint " in ended.err
 
 
-def test_a_file_without_ids_is_the_same_work_when_it_is_run_again_unless_it_is_new_or_has_another_content(
-    rk: Commands,
-) -> None:
+def test_a_file_without_ids_is_the_same_work_again_unless_it_is_new_or_has_another_content(rk: Commands) -> None:
     prepared(rk)
 
     def ids(file: str, *words: str) -> set[str]:
@@ -140,9 +122,9 @@ def test_ids_that_failed_in_an_earlier_run_are_told_with_the_command_that_runs_t
     assert rk("run", file).code == 0
 
 
-def test_no_more_ids_are_kept_than_are_compared(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_ids_are_kept_than_are_compared(rk: Commands) -> None:
     """A repetition that is too far away is answered from the record; another job under the id is refused by it."""
-    monkeypatch.setattr(reading, "MOST_IDS", 3)
+    rk.environment.setattr(reading, "MOST_IDS", 3)
     prepared(rk)
     named = [get("a.txt", name) for name in "abcdec"]
     found = rk("run", lines(rk, *named, named[0]), "--json", "--in-flight", "1")
@@ -151,7 +133,6 @@ def test_no_more_ids_are_kept_than_are_compared(rk: Commands, monkeypatch: pytes
 
 
 async def largest_memory(path: Path) -> int:
-    """Bytes that reading many ids takes."""
     tracemalloc.start()
     async for _ in reading.assignments(str(path)):
         pass
@@ -161,9 +142,7 @@ async def largest_memory(path: Path) -> int:
 
 
 @pytest.mark.real_time
-async def test_reading_takes_no_more_memory_however_many_ids_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reading_many_ids_takes_no_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "ids.jsonl"
     file.write_text("".join(f'{{"assignment_id": "{n}", "job": {{"type": "a"}}}}\n' for n in range(8_000)))
     monkeypatch.setattr(reading, "MOST_IDS", 100)
@@ -172,26 +151,18 @@ async def test_reading_takes_no_more_memory_however_many_ids_there_are(
     assert bounded < 400_000 < await largest_memory(file), "the second is the control"
 
 
-# ---- gates -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_gate(rk: Commands) -> None:
     prepared(rk)
     file = lines(rk)
     assert rk("run", file, "--config", "gone.yaml").code == 78
-
     rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "true")
     ended = rk("run", file, "--config", "gone.yaml")
     assert (ended.code, "gone.yaml is missing, so the baseline is in force" in ended.err) == (0, True)
     (told,) = [line for line in ended.err.splitlines() if "baseline" in line]
     assert told.endswith("; create the file, or do not name it"), "the variable is set already"
-
     rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "false")
     (told,) = [line for line in rk("run", file).err.splitlines() if "worker.retries.v2 is off" in line]
     assert told.endswith("To switch it on: WORKER_RETRIES_V2_ENABLED=true; the environment overrides the file")
-
-
-# ---- bad input -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["work.jsonl", "./work.jsonl", "hard.jsonl", "soft.jsonl"])
@@ -203,15 +174,12 @@ def test_results_never_replace_the_input_whatever_name_it_has(rk: Commands, name
     (rk.folder / "hard.jsonl").hardlink_to(file)
     (rk.folder / "soft.jsonl").symlink_to(file)
     ended = rk("run", "work.jsonl", "--results", name, *flags)
-
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == f"reefknot: --results: {name}: is the file that is read; name another one\n"
     assert file.read_bytes() == before
 
 
-def test_an_existing_results_file_is_replaced_with_force_alone_and_not_by_a_run_that_breaks_off(
-    rk: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_existing_results_file_is_replaced_with_force_alone_and_not_by_a_run_that_breaks_off(rk: Commands) -> None:
     prepared(rk)
     file, out = lines(rk, get("a.txt")), rk.folder / "out.jsonl"
     out.write_text("precious\n")
@@ -223,7 +191,7 @@ def test_an_existing_results_file_is_replaced_with_force_alone_and_not_by_a_run_
     async def broken(*_: object) -> None:
         raise OSError("the disk is gone")
 
-    with monkeypatch.context() as patched:
+    with rk.environment.context() as patched:
         patched.setattr(BatchRun, "run", broken)
         assert rk("run", file, "--results", "out.jsonl", "--force").code == 1
     assert out.read_text() == "precious\n"
@@ -236,12 +204,9 @@ def test_an_existing_results_file_is_replaced_with_force_alone_and_not_by_a_run_
 
 
 @pytest.mark.parametrize("names", [("ok", "route/ok"), ("route/ok", "ok")])
-def test_an_id_that_reads_like_another_ones_submission_is_an_id_like_any_other(
-    rk: Commands, names: tuple[str, str]
-) -> None:
+def test_an_id_that_reads_like_a_submission_of_another_is_like_any_other(rk: Commands, names: tuple[str, str]) -> None:
     prepared(rk, size=1)
-    file = lines(rk, *(get("a.txt", name) for name in names))
-    assert summary(rk, file, code=0)["succeeded"] == 2
+    assert summary(rk, lines(rk, *(get("a.txt", name) for name in names)), code=0)["succeeded"] == 2
     listed = rk("job", "list", "--json").json["jobs"]
     assert sorted((one["id"], one["state"]) for one in listed) == [(name, "succeeded") for name in sorted(names)]
 

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 def test_events_are_printed_as_it_happens_and_counted_at_the_end(rk: Commands) -> None:
     own = prepared(rk, quarantine=True)
-    file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), ODD)
-    assert rk("submit", file).code == 0
+    assert rk("submit", lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), ODD)).code == 0
     ended = up_until_ended(rk, "lucky", "unlucky", "odd", module=own.module)
-
     assert ended.code == 0
     told = [line.split(maxsplit=2)[1:] for line in ended.out.splitlines()[:-1]]
     for kind, name in (("retry", "lucky"), ("recovered", "lucky"), ("quarantined", "unlucky"), ("rejected", "odd")):
@@ -37,7 +35,6 @@ ODD = {"assignment_id": "odd", "request_id": "r", "job": {"type": "fs.blob_get",
 
 
 def summed(ended: Ended) -> dict[str, Any]:
-    """The summary, the last of lines that are all JSON."""
     *_, last = [json.loads(line) for line in ended.out.splitlines()]
     return dict(last["summary"])
 
@@ -48,28 +45,24 @@ def test_every_end_is_counted_once_and_for_programs_every_line_is_json(rk: Comma
     rk("submit", lines(rk, own.flaky("good", 0), ODD, own.flaky("bad", 9), late, own.flaky("lucky", 1)))
     ended = up_until_ended(rk, "good", "odd", "bad", "late", "lucky", module=own.module, as_json=True)
     summary = summed(ended)
-
     ends = {name: summary[name] for name in ("succeeded", "failed", "timed_out", "cancelled", "rejected", "dropped")}
     assert ends == {"succeeded": 2, "failed": 1, "timed_out": 1, "cancelled": 0, "rejected": 1, "dropped": 0}
     assert summary["recovered"] == 1
     events = [json.loads(line) for line in ended.out.splitlines()[:-1]]
-    told = [one["event_type"] for one in events if one["work_id"] == "lucky"]
-    assert told == ["retry_attempt", "retry_recovered"]
+    assert [one["event_type"] for one in events if one["work_id"] == "lucky"] == ["retry_attempt", "retry_recovered"]
     assert any('"odd"' in line for line in ended.out.splitlines())
 
 
 def test_every_end_of_jobs_that_were_run_again_is_counted_from_one_source(rk: Commands) -> None:
     """A time-out, a cancellation and a rejection, of which the router hears nothing, or a worker nothing."""
     own = prepared(rk)
-    late = own.nap("late", 9, options={"timeout_ms": 50})
-    rk("submit", lines(rk, late))
+    rk("submit", lines(rk, own.nap("late", 9, options={"timeout_ms": 50})))
     up_until_ended(rk, "late", module=own.module)
     assert rk("job", "retry", "late").code == 0
     odd = {"assignment_id": "odd", "request_id": "r", "job": {"type": "fs.blob_get", "payload_ref": "elsewhere"}}
     rk("submit", lines(rk, odd, own.nap("expired", 0, options={"deadline_ms": 1})))
     ended = up_until_ended(rk, "late", "odd", "expired", module=own.module, as_json=True)
     summary = json.loads(ended.out.splitlines()[-1])["summary"]
-
     assert (summary["timed_out"], summary["rejected"], summary["failed"], summary["cancelled"]) == (2, 1, 0, 0)
 
 
@@ -80,14 +73,11 @@ def test_work_left_by_a_worker_that_is_gone_is_taken_over(rk: Commands) -> None:
     job = own.flaky("left", 0)["job"]
     work_items.quarantined(path, "left", worker="worker-9", kind=job["type"], payload=job["payload"])
     assert rk("quarantine", "requeue", "left").code == 0
-
     up_until_ended(rk, "left", module=own.module)
     assert work_items.item(path, "left").state.value == "succeeded"
 
 
 class SlowReloads:
-    """A system whose reloads end when they are told to."""
-
     def __init__(self) -> None:
         self.ends: list[asyncio.Future[None]] = []
 

@@ -46,11 +46,10 @@ def test_a_header_that_no_request_can_carry_is_refused_and_nothing_is_kept(rk: C
     assert [one["id"] for one in rk("job", "list", "--json").json["jobs"]] == ["flags-0"]
 
 
-def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands) -> None:
     prepared(rk, size=1)
-    monkeypatch.setattr(submit, "GIVE_UP_S", 0.0)
+    rk.environment.setattr(submit, "GIVE_UP_S", 0.0)
     ended = rk("submit", lines(rk, get("a.txt", "one"), get("a.txt", "two")))
-
     assert (ended.code, "queue is full: 1 of 1" in ended.err) == (75, True)
     assert work_items.item(rk.folder / ".reefknot" / "state.db", "two") is None
     assert ended.out == "one\n", "the ids of what was accepted"
@@ -65,7 +64,7 @@ def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands, monkeypatch: 
     ids=["full", "interrupted"],
 )
 def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
-    rk: Commands, monkeypatch: pytest.MonkeyPatch, failure: BaseException, code: int, told: str
+    rk: Commands, failure: BaseException, code: int, told: str
 ) -> None:
     prepared(rk)
     hand_in = Client.hand_in
@@ -75,40 +74,32 @@ def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
             raise failure
         return await hand_in(self, assignment, **more)
 
-    monkeypatch.setattr(Client, "hand_in", until_two)
+    rk.environment.setattr(Client, "hand_in", until_two)
     file = lines(rk, get("a.txt", "one"), get("a.txt", "two"), get("a.txt", "three"))
     plain, as_json = rk("submit", file), rk("submit", file, "--json", "--engine", "sqlite:other.db")
     for ended in (plain, as_json):
         assert (ended.code, told in ended.err) == (code, True), ended.err
     assert (plain.out, as_json.json["handed_in"]) == ("one\n", ["one"])
-    nothing = rk("submit", lines(rk, get("a.txt", "two")), "--json")
-    assert nothing[:2] == (code, ""), "nothing was accepted"
+    assert rk("submit", lines(rk, get("a.txt", "two")), "--json")[:2] == (code, ""), "nothing was accepted"
 
 
 def test_a_file_whose_name_looks_like_an_option_is_named_with_its_folder(rk: Commands) -> None:
     prepared(rk)
     lines(rk, get("a.txt", "one"), name="--typ")
-
     assert rk("submit", "./--typ", "--json").json["handed_in"] == ["one"]
 
 
-def test_a_bad_line_and_an_id_that_was_used_for_another_job_are_mistakes_and_the_rest_is_submitted(
-    rk: Commands,
-) -> None:
+def test_a_bad_line_and_an_id_of_another_job_are_mistakes_and_the_rest_is_submitted(rk: Commands) -> None:
     prepared(rk)
     ended = rk("submit", lines(rk, get("a.txt", "one"), "not json", get("a.txt", "two")), "--json")
     assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["one", "two"], 1)
     assert "work.jsonl:2: not JSON" in ended.err
-
     ended = rk("submit", lines(rk, get("b.txt", "one"), get("a.txt", "three")), "--json")
     assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["three"], 1)
     assert "work.jsonl:1: assignment_id: id 'one' was used with another job (fingerprint " in ended.err
     alone = rk("submit", "--type", "fs.blob_get", "--id", "one", "--inputs", '{"path": "c"}')
     assert (alone.code, "reefknot: id 'one' was used with another job" in alone.err) == (1, True)
     assert "key" not in ended.err + alone.err
-
-
-# ---- work for later -------------------------------------------------------------------------------------------------
 
 
 def test_work_for_later_is_listed_as_scheduled_with_its_due_time(rk: Commands) -> None:
@@ -154,11 +145,7 @@ def test_a_local_time_that_the_clock_change_skips_is_not_taken_earlier(rk: Comma
             assert rk("submit", "--type", "fs.blob_get", "--id", name, "--at", f"{sunday}T{at}").code == 0
     time.tzset()
     due = {one["id"]: one["due_at"][11:16] for one in rk("job", "list", "--json").json["jobs"]}
-
     assert due == {"before": "06:30", "gap": "07:30", "after": "07:30"}
-
-
-# ---- ids that are there already -------------------------------------------------------------------------------------
 
 
 def test_an_id_that_is_scheduled_already_keeps_its_due_time_and_that_is_said(rk: Commands) -> None:
@@ -167,7 +154,6 @@ def test_an_id_that_is_scheduled_already_keeps_its_due_time_and_that_is_said(rk:
     first = rk(*step, "--in", "2h", "--json").json
     assert (first["handed_in"], first["existing"]) == (["x"], [])
     again = rk(*step, "--in", "10m")
-
     assert (again.code, again.out) == (0, "x\n")
     assert "'x' was there already and is pending: it stays due at 20" in again.err
     assert "0 submitted, 1 there already; list them" in again.err
@@ -199,7 +185,6 @@ def test_only_the_first_of_many_ids_that_are_there_are_told_one_by_one(rk: Comma
     file = lines(rk, *(get("a.txt", f"job-{number}") for number in range(25)))
     assert "25 submitted; list" in rk("submit", file).err
     again = rk("submit", file)
-
     assert again.err.count("was there already and is pending: it goes on as it was") == 20
     assert "… and 5 more were there already" in again.err
     assert len(rk("submit", file, "--json").json["existing"]) == 25

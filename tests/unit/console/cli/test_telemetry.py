@@ -61,9 +61,6 @@ def metrics(rk: Commands, *words: str) -> Any:
 HOPELESS = {"failures": ["transient"] * 8, "quarantined": True, "times": 60}
 FINE = {"times": 100}
 
-# ---- show ------------------------------------------------------------------------------------------------------------
-
-
 ZERO: dict[str, Any] = {
     "total_retries": 0,
     "successful_retries": 0,
@@ -96,7 +93,6 @@ def test_json_is_the_schema_to_the_letter(rk: Commands) -> None:
 def test_the_table_has_rates_and_waits(rk: Commands) -> None:
     record({"failures": ["transient"], "times": 3}, {"failures": ["unknown", "unknown"], "quarantined": True})
     ended = rk("telemetry", "show", "--details")
-
     (row,) = [line for line in ended.out.splitlines() if line.startswith("imap_mailbox  ")]
     assert " ".join(row.split()) == "imap_mailbox 4 3 1 75% 2.00 transient 3, unknown 1 unknown 1 120 s"
     assert "imap_mailbox: 8 executions, 4 s busy" in ended.out
@@ -146,9 +142,7 @@ def test_a_store_that_a_flag_names_and_that_is_not_there_is_69(rk: Commands, wor
     assert not list(rk.folder.glob("*.db"))
 
 
-def test_a_damaged_record_is_named_with_the_way_out_and_counting_goes_on_over_it(
-    rk: Commands, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_record_is_named_with_a_way_out_and_replaced(rk: Commands, caplog: pytest.LogCaptureFixture) -> None:
     record({"times": 5}, {"connector": "local_files"})
     damage("imap_mailbox")
     ended = rk("telemetry", "show")
@@ -165,15 +159,11 @@ def test_a_damaged_record_is_named_with_the_way_out_and_counting_goes_on_over_it
     assert list(metrics(rk)) == ["local_files"]
 
 
-# ---- reset -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_reset_is_audited_and_leaves_the_other_connectors(rk: Commands) -> None:
     record(FINE, {"failures": ["transient"]}, FINE | {"connector": "local_files"})
     assert rk("telemetry", "reset", "imap_mailbox", "--dry-run").out == "imap_mailbox: counts would be reset\n"
     assert len(metrics(rk)) == 2
     assert rk("telemetry", "reset", "imap_mailbox", "--as", "ann").out == "imap_mailbox: counts reset\n"
-
     assert list(metrics(rk)) == ["local_files"]
     lines = rk("audit", "export", "-", "--type", "operator_action").out.splitlines()
     (event,) = [json.loads(line)["event"] for line in lines]
@@ -181,9 +171,6 @@ def test_a_reset_is_audited_and_leaves_the_other_connectors(rk: Commands) -> Non
     assert event["details"]["counts"]["total_retries"] == 1
     record(FINE | {"connector": "my.own"})
     assert metrics(rk, "--connector", "my.own")["my.own"]["avg_attempts_until_success"] == 1
-
-
-# ---- tune ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_proposal_passes_the_check_changes_the_policy_and_touches_no_file(rk: Commands) -> None:
@@ -212,7 +199,6 @@ def test_for_people_each_proposal_has_its_reason_its_effect_and_the_yaml(rk: Com
     rk.write("sources:\n  own-mail: {connector: imap_mailbox, host: a, user: b, retry: {max_attempts: 1}}\n")
     record(FINE, HOPELESS)
     ended = rk("policy", "tune", "--connector", "imap_mailbox")
-
     assert "proposal: transient_max_attempts: 7 → 1" in ended.out
     assert "    why: of 60 jobs that were not done after retry 1, later ones rescued at most 0" in ended.out
     assert "    effect: about 2250 executions fewer per 1,000 jobs" in ended.out
@@ -221,9 +207,7 @@ def test_for_people_each_proposal_has_its_reason_its_effect_and_the_yaml(rk: Com
     assert "Nothing was changed." in ended.err
 
 
-def test_with_few_jobs_it_says_how_many_are_missing_and_a_connector_that_no_file_can_name_gets_no_yaml(
-    rk: Commands,
-) -> None:
+def test_missing_jobs_are_counted_and_a_connector_that_no_file_can_name_gets_no_yaml(rk: Commands) -> None:
     record({"times": 7})
     ended = rk("policy", "tune")
     assert "policy: not enough data: 7 of 50 jobs" in ended.out

@@ -49,7 +49,6 @@ def test_many_troubles_are_cut_short(rk: Commands, store: Path) -> None:
     broken = {"worker_id": "worker-1", "breaker": "open", "throttled": False, "tokens": 5}
     places = [{**broken, "name": f"host-{number}"} for number in range(12)]
     in_store(store, lambda kept: running(kept, destinations=places))
-
     shown = rk("worker", "list").out.splitlines()
     assert (shown[-2].startswith("breaker of host-9 "), shown[-1]) == (True, "and 2 more; --json shows all")
 
@@ -60,7 +59,6 @@ def test_the_router_says_what_was_submitted_and_every_router_on_the_store_is_lis
     assert found["handed_in"] == {"pending": 1}
     assert (found["routers"][0]["status"], found["routers"][0]["pending"]) == ("healthy", 0)
     assert "submitted so far: 1 pending" in rk("router", "status").out
-
     work_items.reported_running(store, "worker-2")
     assert len({one["system_id"] for one in rk("router", "status", "--json").json["routers"]}) == 2
     assert rk("router", "status").out.count("router of pid") == 2

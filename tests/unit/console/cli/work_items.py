@@ -53,8 +53,7 @@ def accepted(
         assert await store.work.assign([item]) != [None]
         (claimed,) = await store.work.claim(1, WorkClaim(owner="worker-1#1", classes=(f"cpu@{worker}",), lease=0.001))
         if settled is not None:
-            report = Settlement(claimed.id, claimed.owner, claimed.fence, settled)
-            assert await store.work.settle([report]) == [True]
+            assert await store.work.settle([Settlement(claimed.id, claimed.owner, claimed.fence, settled)]) == [True]
 
     in_store(path, work)
 
@@ -97,7 +96,6 @@ def events(path: Path) -> list[AnyEvent]:
 
 
 def operator_actions(path: Path) -> list[tuple[str, str]]:
-    """Actor and action of every operator action."""
     return [(one.actor, one.action) for one in events(path) if isinstance(one, OperatorAction)]
 
 
@@ -113,6 +111,5 @@ def item(path: Path, name: str) -> Any:
 
 
 def ids(rk: Commands, noun: str, *words: str) -> list[str]:
-    """The ids that `job list` or `quarantine list` shows with these filters."""
     found = rk(noun, "list", "--json", *words).json
     return [one["id"] for one in found["jobs" if noun == "job" else "items"]]

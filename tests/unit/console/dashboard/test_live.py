@@ -124,8 +124,7 @@ async def test_a_viewer_who_comes_later_gets_nothing_that_is_older_than_their_pa
     again, began = scene.views.follow(WORK), asyncio.get_running_loop().time()
     assert "paused" in await next_of(again)
     assert asyncio.get_running_loop().time() - began <= live.SHORTEST_REST_S + 0.1
-    third = scene.views.follow(WORK)
-    assert "paused" in await next_of(third), "and a message even when nothing has changed"
+    assert "paused" in await next_of(scene.views.follow(WORK)), "and a message even when nothing has changed"
 
 
 async def test_a_slow_viewer_gets_the_newest_state(scene: Scene) -> None:

@@ -32,18 +32,8 @@ schedules:
 """
 TEMPLATES = Path(pages.__file__).parent / "templates"
 TARGETS = (
-    "/",
-    "/alerts",
-    "/work",
-    "/quarantine",
-    "/policies",
-    "/policies?target=block:http&status=429",
-    "/workers",
-    "/sources",
-    "/audit",
-    "/audit/verify",
-    "/audit/replay",
-    "/health",
+    *("/", "/alerts", "/work", "/quarantine", "/policies", "/policies?target=block:http&status=429"),
+    *("/workers", "/sources", "/audit", "/audit/verify", "/audit/replay", "/health"),
 )
 
 
@@ -83,13 +73,11 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def worked(path: Path) -> Path:
-    """A store with jobs."""
     stored_work(path)
     return path
 
 
 def answers(path: Path, *targets: str, token: str | None = None, config: str = CONFIG) -> dict[str, Answered]:
-    """The pages of these addresses, over the store in this file."""
     (path.parent / "reefknot.yaml").write_text(config)
 
     async def story() -> dict[str, Answered]:
@@ -118,7 +106,7 @@ def test_the_page_of_work_asks_for_every_field_of_its_form_and_names_the_command
         assert re.search(
             rf'{FORM[name].label}<input name="{name}" type="text" value="{re.escape(example)}"', answered.text
         )
-        assert Shown(answered).commands[0] == f"reefknot job list --{name} {example}"
+        assert Shown(answered).commands[0] == f"reefknot job list --{name.replace('_', '-')} {example}"
 
 
 def test_what_if_answers_in_the_words_of_explain_with_what_ingestion_does(path: Path) -> None:
@@ -210,9 +198,7 @@ def test_a_parameter_that_a_page_does_not_know_is_refused_and_an_unknown_view_ha
     assert {one.status for one in answers(path, *wanting).values()} == {400}
 
 
-def test_a_job_that_is_not_there_is_reported_in_the_words_of_pages_and_a_source_has_one_with_its_settings(
-    path: Path,
-) -> None:
+def test_an_absent_job_is_reported_in_the_words_of_pages_and_a_source_has_one_with_its_settings(path: Path) -> None:
     targets = ("/work/no%2Fbody", "/quarantine/no%2Fbody", "/sources/notes", "/sources/nobody")
     *jobs, known, unknown = answers(path, *targets).values()
     for answered in jobs:
@@ -249,9 +235,7 @@ def test_the_actions_of_a_group_are_for_the_jobs_of_its_row_alone(worked: Path) 
         assert given == {f"--{name}": text for name, text in body.items()}
 
 
-def test_the_counts_of_filtered_work_are_those_of_all_jobs_and_without_a_system_no_chart_draws_a_value_of_now(
-    worked: Path,
-) -> None:
+def test_counts_of_filtered_work_are_of_all_jobs_and_without_a_system_no_chart_has_a_value_of_now(worked: Path) -> None:
     everything, filtered, page = (
         one.text for one in answers(worked, "/work?sort=oldest", "/work?state=pending", "/").values()
     )

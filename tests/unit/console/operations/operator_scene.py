@@ -27,8 +27,6 @@ schedules:
 
 
 class OperatorScene:
-    """A world, and the operator over it."""
-
     def __init__(self, world: World, folder: Path, config: str = CONFIG) -> None:
         self.world = world
         (folder / "reefknot.yaml").write_text(config)
@@ -55,7 +53,6 @@ class OperatorScene:
             return await documents.identity()
 
     async def actions(self) -> list[OperatorAction]:
-        """The operators' actions among the events."""
         events = [decode(kept.entry.body) for kept in await self.world.store.audit.read()]
         return [one for one in events if isinstance(one, OperatorAction)]
 

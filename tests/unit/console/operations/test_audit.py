@@ -10,18 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from reefknot.audit.model.event import (
-    Admission,
-    AnyEvent,
-    BookStored,
-    BreakerEvent,
-    Completed,
-    IdempotencyEvent,
-    OperatorAction,
-    Routing,
-    Submitted,
-    encode,
-)
+from reefknot.audit.model import event as audited
+from reefknot.audit.model.event import Admission, AnyEvent, BookStored, BreakerEvent, Completed, OperatorAction, encode
 from reefknot.audit.port import AuditQuery
 from reefknot.console import cli, operations
 from reefknot.console.operations.audit import EventQuery, audit_head, replay_events, search_events, verify_events
@@ -43,8 +33,8 @@ BOOK: dict[str, Any] = {"operations": {"KV_GET": {"max_attempts": 9}}}
 def job(number: int, tenant: str) -> list[AnyEvent]:
     common: dict[str, Any] = {"work_id": f"job-{number}", "tenant_id": tenant, "correlation_id": f"r{number}"}
     return [
-        Submitted(timestamp=at(number), actor="ann", **common),
-        Routing(timestamp=at(number + 0.1), worker_id="worker-1", **common),
+        audited.Submitted(timestamp=at(number), actor="ann", **common),
+        audited.Routing(timestamp=at(number + 0.1), worker_id="worker-1", **common),
         Admission(timestamp=at(number + 0.2), worker_id="worker-1", resource_class="io", **common),
         Completed(timestamp=at(number + 0.3), status="success", operation="x", worker_id="worker-1", **common),
     ]
@@ -53,7 +43,7 @@ def job(number: int, tenant: str) -> list[AnyEvent]:
 TRAIL: list[AnyEvent] = [
     *(event for number in range(10) for event in job(number, "acme" if number % 3 else "blue")),
     attempt(11, number=1, message="the door of Müller's depot is shut"),
-    IdempotencyEvent(timestamp=at(12), idempotency_key="order-7", action="record"),
+    audited.IdempotencyEvent(timestamp=at(12), idempotency_key="order-7", action="record"),
     OperatorAction(timestamp=at(13), actor="bob", os_user="root", action="job.cancel", subject="job-3"),
 ]
 
@@ -70,8 +60,6 @@ def asked(
     secrets: tuple[str, ...] = (),
     settings: Settings | None = None,
 ) -> R:
-    """The answer to an operator at this store."""
-
     def work(store: port.Store) -> Awaitable[R]:
         return operation(Operator(store, Redactor(secrets), "ann", settings, f"sqlite:{path}"))
 
@@ -99,9 +87,6 @@ def change(path: Path, statement: str) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute(statement)
     connection.close()
-
-
-# ---- search ----------------------------------------------------------------------------------------------------------
 
 
 def wanted(**fields: Any) -> list[int]:
@@ -132,9 +117,7 @@ FILTERS: list[tuple[dict[str, Any], list[int]]] = [
 ]
 
 
-def test_a_search_finds_every_chosen_event_once_newest_first_and_goes_on_from_its_cursor(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_finds_each_event_once_newest_first_by_its_cursor(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page may look at five events at most; nothing is left out where it ends without any."""
     for given, found in FILTERS:
         for limit in (1, 3, 50):
@@ -174,7 +157,6 @@ def test_every_event_has_its_fields_and_a_sentence(path: Path) -> None:
     (found,) = page["events"]
     assert (found["kind"], found["event"]["attempt_number"], len(found["hash"])) == ("retry", 1, 64)
     assert found["sentence"].startswith("attempt 1 failed: ConnectionError: the door of Müller")
-
     more = [BookStored(timestamp="", book_hash="ab", content={}), BreakerEvent(timestamp="", name="api", state="open")]
     said = [in_words(encode(event)) for event in [*TRAIL, *STORY, *more]]
     assert all(kind and words for kind, words in said)
@@ -186,7 +168,6 @@ def test_every_event_has_its_fields_and_a_sentence(path: Path) -> None:
 def test_a_damaged_event_is_shown_as_one_and_a_secret_is_not_shown(path: Path) -> None:
     change(path, "UPDATE audit SET body = 'nonsense' WHERE sequence = 43")
     found = asked(path, lambda operator: search_events(operator, EventQuery(limit=3)), secrets=("depot is shut",))
-
     assert [one["kind"] for one in found["events"]] == ["unreadable", "idempotency", "retry"]
     assert found["events"][0]["event"]["event_type"] == "operator_action"
     assert "depot" not in json.dumps(found)
@@ -211,11 +192,7 @@ def test_a_filter_that_is_not_accepted_is_named(path: Path, given: dict[str, Any
     assert (refused.value.parameter, said in str(refused.value)) == (parameter, True), str(refused.value)
 
 
-# ---- verification ----------------------------------------------------------------------------------------------------
-
-
 def printed(capsys: pytest.CaptureFixture[str], path: Path, verb: str) -> Any:
-    """The JSON that `audit` prints about a store."""
     capsys.readouterr()
     cli.main(["audit", verb, "--engine", f"sqlite:{path}", "--json"])
     return json.loads(capsys.readouterr().out)
@@ -229,7 +206,6 @@ def test_a_whole_log_is_verified_and_replayed_as_on_the_command_line(
         change(path, f"UPDATE audit SET body = replace(body, '\"', ' \"') WHERE sequence = {number}")
     verified = asked(path, verify_events)
     again = asked(path, replay_events)
-
     assert printed(capsys, path, "verify").items() <= verified.items()
     assert verified["ok"] is (number is None)
     assert printed(capsys, path, "replay").items() <= again.items()
@@ -249,13 +225,10 @@ def test_a_whole_log_is_verified_and_replayed_as_on_the_command_line(
     ],
     ids=["edited", "removed", "filed", "of no trace", "of a correlation", "cut off", "edited before the newest"],
 )
-def test_the_newest_events_are_verified_and_the_answer_says_which(
-    path: Path, statement: str, number: int | None, problem: str
-) -> None:
+def test_only_the_newest_events_are_verified(path: Path, statement: str, number: int | None, problem: str) -> None:
     """The last case is the control: an older event is not covered, and the answer does not say that it is."""
     change(path, statement)
     found = asked(path, lambda operator: verify_events(operator, most=10))
-
     assert found["covered"] == {"events": 10, "first": 34, "last": 43, "whole": False}
     assert [one["sequence"] for one in found["mismatches"][:1]] == ([] if number is None else [number])
     assert all(problem in one["problem"] for one in found["mismatches"][:1])
@@ -277,8 +250,7 @@ def test_heads_that_were_kept_are_compared_where_they_are_covered(tmp_path: Path
     assert missing["heads_missing"] == str(file)
     found = newest()
     assert (found["ok"], found["proven_up_to"], found["heads_missing"]) == (True, 43, None)
-    problems = [one["problem"] for one in newest(hash="0" * 64)["mismatches"]]
-    assert problems == ["the hash is not the one of the head"]
+    assert [one["problem"] for one in newest(hash="0" * 64)["mismatches"]] == ["the hash is not the one of the head"]
     older = newest(sequence=5)
     assert (older["ok"], older["proven_up_to"], older["compared_with"]) == (True, None, None), "it is not covered"
 
@@ -287,9 +259,6 @@ def test_an_empty_log_is_verified_replayed_and_searched_too(tmp_path: Path) -> N
     path = recorded(tmp_path / "empty.db", [])
     assert (asked(path, verify_events)["ok"], asked(path, replay_events)["ok"]) == (True, True)
     assert pages(path) == [{"events": [], "next": None, "looked_at": 0}]
-
-
-# ---- replay ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_decisions_are_decided_again_with_the_books_of_earlier_events(tmp_path: Path) -> None:
@@ -322,5 +291,4 @@ async def test_a_replay_lets_others_have_their_turn() -> None:
         await asyncio.sleep(0)
         turns += 1
     assert replaying.result()["decisions"] == 1000
-
     assert turns >= 10

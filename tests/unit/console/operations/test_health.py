@@ -44,7 +44,6 @@ def written(folder: Path, text: str) -> Settings:
 
 
 def by_check(report: dict[str, Any]) -> Found:
-    """The findings by check, of several the worst."""
     order = ("ok", "warning", "problem")
     findings = sorted(report["findings"], key=lambda one: order.index(one["level"]))
     return {one["check"]: one for one in findings}
@@ -65,9 +64,7 @@ def examined(folder: Path, settings: Settings | None = None, work: Work | None =
 # ---- interpreter and extras ------------------------------------------------------------------------------------------
 
 
-def test_the_extras_are_those_of_the_package_and_one_that_is_missing_is_a_warning_when_it_is_needed(
-    tmp_path: Path,
-) -> None:
+def test_the_extras_are_the_packages_and_a_missing_one_is_a_warning_when_it_is_needed(tmp_path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(EXTRAS) == set(project["optional-dependencies"]) - {"all", "dev", "bench"}
     assert (extras_finding(None).level, "not installed" in extras_finding(None).text) == ("ok", False)
@@ -97,7 +94,6 @@ def test_the_extras_are_those_of_the_package_and_one_that_is_missing_is_a_warnin
 )
 def test_a_library_with_the_race_that_damages_files_is_a_warning(version: str, level: str) -> None:
     found = examination.library_finding(version)
-
     assert found.level == level
     assert ("apsw" in found.way_out) is (level == "warning")
 
@@ -135,9 +131,7 @@ TLS = {"tls_certificate": "a", "tls_key": "b"}
         ({"host": "ops.example.org", **TLS}, "reader_token are missing"),
     ],
 )
-def test_a_dashboard_for_other_hosts_without_tls_or_token_is_a_problem(
-    tmp_path: Path, section: dict[str, Any], lacks: str
-) -> None:
+def test_a_public_dashboard_without_tls_or_token_is_wrong(tmp_path: Path, section: dict[str, Any], lacks: str) -> None:
     settings = written(tmp_path, "")
     configuration = msgspec.structs.replace(settings.configuration, dashboard=DashboardSection(**section))
     found = examined(tmp_path, msgspec.structs.replace(settings, configuration=configuration))["dashboard"]
@@ -148,9 +142,7 @@ def test_a_dashboard_for_other_hosts_without_tls_or_token_is_a_problem(
         assert "127.0.0.1" in found["way_out"]
 
 
-def test_warnings_of_the_configuration_are_findings_and_a_mistake_that_only_a_step_can_see_is_a_problem(
-    tmp_path: Path,
-) -> None:
+def test_a_warning_of_the_configuration_is_a_finding_and_a_mistake_for_steps_is_a_problem(tmp_path: Path) -> None:
     settings = written(tmp_path, "worker: {queue: {v2: {enabled: true, rejection_policy: degrade}}}\n")
     assert settings.warnings, "the control: this configuration has a warning"
     found = examined(tmp_path, settings)["config"]
@@ -172,7 +164,6 @@ def test_an_open_store_is_examined_while_somebody_else_writes_it(tmp_path: Path)
 
     found = examined(tmp_path, work=begin)
     writer[0].execute("CREATE TABLE another (x); COMMIT")
-
     assert {one["level"] for one in found.values()} == {"ok"}
     assert {"python", "extras", "library", "schema", "durability", "content", "leases", "audit"} <= set(found)
 
@@ -200,9 +191,7 @@ def test_a_look_at_an_open_store_keeps_the_locks_of_this_process(tmp_path: Path)
     assert closed == 0, "the control: whoever opens the file and closes it drops the locks of all"
 
 
-def test_a_check_of_the_content_that_takes_too_long_is_ended_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_of_the_content_that_takes_too_long_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "OPEN_CHECK_S", -1.0)
     monkeypatch.setattr(examination, "CHECK_STEPS", 1)
     found = examined(tmp_path)["content"]
@@ -221,9 +210,7 @@ async def test_a_store_in_memory_promises_nothing() -> None:
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_work_that_a_dead_process_holds_is_a_warning_with_the_command_that_takes_it_over(
-    tmp_path: Path, gone: bool
-) -> None:
+def test_work_of_a_dead_process_is_a_warning_with_the_command_that_takes_it_over(tmp_path: Path, gone: bool) -> None:
     async def work(store: Store) -> None:
         await store.work.enqueue([WorkItem("a", "x", "c")])
         owner = f"worker-1#5@{gone_process() if gone else process_mark()}"
@@ -310,16 +297,13 @@ def test_due_jobs_that_wait_too_long_beside_workers_that_run_are_a_warning(tmp_p
     found = examined(tmp_path, work=work)["systems"]
     assert (found["level"], "`reefknot worker list`" in found["way_out"]) == ("warning", True)
     assert "the oldest for 60 min; no running system knows the type own.lost" in found["text"]
-
     silent = written(tmp_path, "alerts: {rules: {oldest_age: {enabled: false}}}\n")
     assert examined(tmp_path, silent)["systems"]["level"] == "ok"
 
 
 async def changed_worker(store: Store, **changes: Any) -> None:
-    """A system whose one worker reports itself with these changes."""
     system = System(store, SystemClock(), settings=default_settings(), blocks={}, workers=("worker-1",))
-    worker = msgspec.to_builtins(system.workers[0].snapshot()) | changes
-    await reported(store, workers=[worker])
+    await reported(store, workers=[msgspec.to_builtins(system.workers[0].snapshot()) | changes])
 
 
 @for_each_row(

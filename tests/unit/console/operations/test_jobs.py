@@ -15,7 +15,6 @@ STEP: dict[str, Any] = {"assignment_id": "order-7", "job": {"type": "fs.blob_get
 
 
 async def kept(scene: OperatorScene, item: WorkItem, settled: WorkDone | WorkFailed | None = None) -> None:
-    """A job of this store, ended as given."""
     work = scene.world.store.work
     await work.enqueue([item])
     if settled is not None:
@@ -55,16 +54,12 @@ def test_a_filter_with_bad_syntax_is_refused_by_its_name_and_no_selection_never_
             jobs.RetryQuery(**selection)
 
 
-async def test_a_retry_tells_its_count_before_the_first_change_and_why_named_jobs_are_left(
-    scene: OperatorScene,
-) -> None:
+async def test_a_retry_has_its_count_before_the_first_change_and_why_named_jobs_are_left(scene: OperatorScene) -> None:
     heard: list[Any] = []
     listener = bulk.BulkListener(heard.append, heard.append, lambda records: heard.append(list(records)))
     await kept(scene, WorkItem("waits", "local_files"))
     failed = WorkItem("acme|paid", "http.request", tenant_id="acme")
-    await kept(
-        scene, failed, WorkFailed('{"code": "HTTP_ERROR", "message": "it answered 503"}', None, "attempts_spent")
-    )
+    await kept(scene, failed, WorkFailed('{"code": "HTTP_ERROR", "message": "it answered 503"}', None, "spent"))
     query = jobs.RetryQuery(state="failed", reason="spent")
     dry = await jobs.retry_jobs(scene.operator, query, dry_run=True)
     assert (dry["retried"], dry["tenant_ids"], dry["by_type"]) == (["paid"], ["acme"], {"http.request": 1})

@@ -148,20 +148,14 @@ async def test_a_scrape_reads_what_systems_counted_once(store: MemoryStore, monk
     assert read.count(PREFIX) == 1
 
 
-async def test_without_the_package_the_error_names_the_extra(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_the_package_its_extra_is_named(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(OperationError, match=r"pip install '\.\[metrics\]'") as caught:
         await metrics.metrics_text(operator.Operator(store, Redactor()))
     assert caught.value.kind == "misconfigured"
 
 
-# ---- what is shipped -------------------------------------------------------------------------------------------------
-
-
 def expressions() -> list[tuple[str, str]]:
-    """Every expression that is shipped, by where it stands."""
     board = json.loads((DEPLOY / "grafana" / "reefknot.json").read_text())
     found = [(f"grafana: {one['title']}", target["expr"]) for one in board["panels"] for target in one["targets"]]
     rules = yaml.safe_load((DEPLOY / "prometheus" / "reefknot.rules.yml").read_text())
@@ -172,9 +166,7 @@ def unknown(shipped: list[tuple[str, str]], names: set[str]) -> list[str]:
     return [f"{where}: {name}" for where, text in shipped for name in _NAME.findall(text) if name not in names]
 
 
-async def test_every_name_in_the_dashboard_and_the_rules_is_one_of_the_metrics_and_hardly_any_is_in_neither(
-    store: MemoryStore,
-) -> None:
+async def test_every_name_in_dashboard_and_rules_is_a_metric_and_hardly_any_is_in_neither(store: MemoryStore) -> None:
     families = set(await scraped(store))
     await worked(store, "http.request")
     await running(store)  # something of everything that has labels is counted now
@@ -191,7 +183,6 @@ def test_no_text_of_a_rule_prints_a_number_with_all_its_digits() -> None:
     """`increase` extrapolates: 257.4301675977654 jobs."""
     rules = yaml.safe_load((DEPLOY / "prometheus" / "reefknot.rules.yml").read_text())
     texts = [text for group in rules["groups"] for one in group["rules"] for text in one["annotations"].values()]
-
     values = [found for text in texts for found in re.findall(r"\{\{ *\$value[^}]*\}\}", text)]
     assert len(values) >= 3
     assert [one for one in values if "|" not in one] == []
@@ -200,6 +191,5 @@ def test_no_text_of_a_rule_prints_a_number_with_all_its_digits() -> None:
 async def test_the_reference_has_every_metric_and_no_other(store: MemoryStore) -> None:
     page = (DEPLOY.parent / "docs" / "reference" / "metrics.md").read_text()
     written = set(re.findall(r"^\| `(reefknot_\w+)", page, re.MULTILINE))
-    assert written == {
-        name + ("_total" if one.type == "counter" else "") for name, one in (await scraped(store)).items()
-    }
+    found = await scraped(store)
+    assert written == {name + ("_total" if one.type == "counter" else "") for name, one in found.items()}

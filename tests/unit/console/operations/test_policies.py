@@ -45,14 +45,8 @@ def test_what_is_not_accepted_is_named_by_its_parameter(settings: Settings) -> N
 
 
 def test_a_form_is_a_question_and_a_field_left_empty_is_left_out() -> None:
-    form = {
-        "target": "block:http",
-        "status": "429",
-        "retry_after": "1.5",
-        "message": "",
-        "seed": "7",
-        "baseline": "true",
-    }
+    form = {"target": "block:http", "status": "429", "retry_after": "1.5"}
+    form |= {"message": "", "seed": "7", "baseline": "true"}
     assert question_of(form) == PolicyQuestion(target="block:http", status=429, retry_after=1.5, seed=7, baseline=True)
     assert question_of({"target": "x", "status": 429, "source": None}) == PolicyQuestion(target="x", status=429)
 

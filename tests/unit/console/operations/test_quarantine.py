@@ -16,7 +16,6 @@ PAYLOAD = {"path": "a.txt", "password": "hunter2hunter2"}
 
 
 async def kept(scene: OperatorScene, *names: str, message: str = "it answered 503", tenant: str | None = None) -> None:
-    """Jobs in quarantine with this failure."""
     work = scene.world.store.work
     for name in names:
         record = f"{tenant}|{name}" if tenant else name
@@ -53,9 +52,7 @@ async def test_groups_lists_and_stats_count_the_same_jobs_without_secrets(scene:
     assert absent.value.kind == "not_found"
 
 
-async def test_the_sentence_of_an_action_on_many_jobs_has_their_number_the_filter_and_the_reason(
-    scene: OperatorScene,
-) -> None:
+async def test_the_sentence_of_an_action_on_many_has_their_number_filter_and_reason(scene: OperatorScene) -> None:
     await kept(scene, "a", "b", "c")
     await quarantine.requeue_jobs(scene.operator, quarantine.QuarantineQuery(ids=("c",)))
     groups = await quarantine.quarantine_groups(scene.operator, quarantine.QuarantineQuery())
@@ -63,7 +60,6 @@ async def test_the_sentence_of_an_action_on_many_jobs_has_their_number_the_filte
     await quarantine.discard_jobs(
         scene.operator, quarantine.QuarantineQuery(fingerprint=fingerprint), because="the service is gone"
     )
-
     found = [describe(one) for one in await scene.actions()]
     assert found == [
         ("operator", "ann: quarantine.requeue c"),
@@ -71,9 +67,7 @@ async def test_the_sentence_of_an_action_on_many_jobs_has_their_number_the_filte
     ]
 
 
-async def test_an_answer_is_bounded_and_a_listener_hears_every_job(
-    scene: OperatorScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_is_bounded_a_listener_hears_all(scene: OperatorScene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "MOST_NAMED", 3)
     monkeypatch.setattr(bulk, "CHUNK", 2)
     await kept(scene, *"abcde")

@@ -19,9 +19,6 @@ async def row(scene: OperatorScene, name: str) -> dict[str, Any]:
     return dict(next(one for one in listed if one["name"] == name))
 
 
-# ---- the list --------------------------------------------------------------------------------------------------------
-
-
 async def test_the_list_has_cursor_and_cooldown_redacted_and_bounded(scene: OperatorScene) -> None:
     place = await scene.keep("notes", "a.md", cursor=f"after {SECRET} " + "x" * 5000)
     until = scene.world.store.moment().wall + 60_000
@@ -33,7 +30,6 @@ async def test_the_list_has_cursor_and_cooldown_redacted_and_bounded(scene: Oper
     assert len(found["cursor"]) == sources.LONGEST_CURSOR_SHOWN
     assert found["cooldown_until"] == values.time_text(until)
     assert SECRET not in str(found)
-
     other = await row(scene, "mail")
     assert (other["state"], other["cursor"], other["cooldown_until"]) == ("never synced", None, None)
 
@@ -48,12 +44,7 @@ async def test_a_source_is_shown_with_its_settings_and_a_bounded_number_of_probl
         await sources.show_source(scene.operator, "note")
 
 
-# ---- a sync ----------------------------------------------------------------------------------------------------------
-
-
-async def test_a_sync_is_put_in_the_queue_and_audited_and_a_second_request_names_the_same_job(
-    scene: OperatorScene,
-) -> None:
+async def test_a_sync_is_queued_and_audited_and_a_second_request_names_the_same_job(scene: OperatorScene) -> None:
     dry = await sources.run_source(scene.operator, "notes", dry_run=True)
     assert (dry["job"], dry["queued"]) == (None, False)
     assert await scene.world.jobs.list("notes") == []
@@ -73,9 +64,7 @@ async def test_a_sync_is_put_in_the_queue_and_audited_and_a_second_request_names
     assert names_of(await scene.actions()) == [("source.run", "notes", "ann")]
 
 
-async def test_a_full_sync_begins_without_a_cursor_once_also_after_it_failed_before_its_first_page(
-    scene: OperatorScene,
-) -> None:
+async def test_a_full_sync_begins_without_a_cursor_once_also_after_a_failed_first_page(scene: OperatorScene) -> None:
     """The second page, and the next sync, go on behind what is kept."""
     cursors = list[str]()
 
@@ -92,8 +81,7 @@ async def test_a_full_sync_begins_without_a_cursor_once_also_after_it_failed_bef
         await asyncio.sleep(10)
         assert await scene.world.state(asked["job"]) is WorkState.SUCCEEDED
     assert cursors == ["", "c1", "", "c3", "c4", "c5"]
-    details = [one.details for one in await scene.actions()]
-    assert details == [{"full": False}, {"full": True}, {"full": False}]
+    assert [one.details for one in await scene.actions()] == [{"full": False}, {"full": True}, {"full": False}]
     await sources.run_source(scene.operator, "notes", full=True)
     await asyncio.sleep(3600)
     assert cursors[6:] == ["", ""]
@@ -134,7 +122,6 @@ async def test_documents_in_another_file_of_this_host_are_a_conflict_and_a_full_
         await sources.run_source(scene.operator, "notes")
     assert (await sources.run_source(scene.operator, "notes", full=True))["job"]
     assert (await scene.records.read("notes")).documents == ""
-
     monkeypatch.setattr(type(scene.world.store), "reached_for", 60.0)
     await scene.change("mail", documents="another /srv/documents.db")
     assert (await sources.run_source(scene.operator, "mail", full=True))["job"]
@@ -145,9 +132,6 @@ async def test_documents_in_another_file_of_this_host_are_a_conflict_and_a_full_
 async def test_without_a_configured_source_there_is_nothing_to_run(scene: OperatorScene) -> None:
     with pytest.raises(ParameterError, match="accepted: none is configured"):
         await sources.run_source(scene.operator, "notes")
-
-
-# ---- pause, resume, forget -------------------------------------------------------------------------------------------
 
 
 async def test_what_is_left_of_a_source_is_removed_with_its_jobs(scene: OperatorScene) -> None:

@@ -70,7 +70,6 @@ async def told(
     payload: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """The story of a job that ended, with these events."""
     store = scene.world.store
     asked = AssignmentOptions(retry_count=2, **options)
     body = encode(ExecAssignment("order-7", "r", Job("http.request", payload or {"url": "x"}), options=asked))
@@ -86,7 +85,6 @@ async def told(
 
 
 def holds(found: dict[str, Any], **fields: Any) -> None:
-    """Whether these fields have these values."""
     assert {name: found[name] for name in fields} == fields
 
 
@@ -156,9 +154,7 @@ async def test_a_hint_that_is_shorter_than_the_own_backoff_is_not_what_is_waited
     assert found["ended_at"] is None
 
 
-async def test_the_end_of_a_job_that_gave_up_is_told_once_and_a_requeue_begins_a_generation(
-    scene: OperatorScene,
-) -> None:
+async def test_the_end_of_a_job_that_gave_up_is_told_once_a_requeue_begins_a_generation(scene: OperatorScene) -> None:
     events = [
         *BEGUN,
         stopped(9, 3, decided(3, 9.0)),
@@ -205,9 +201,7 @@ async def test_a_run_that_crashed_is_an_attempt_of_its_own_and_the_next_has_its_
     assert outcomes(found) == [*[(1, "crashed")] * 2, (1, "succeeded")]
 
 
-async def test_the_crash_that_ends_in_quarantine_is_told_and_the_failed_attempt_before_it_once(
-    scene: OperatorScene,
-) -> None:
+async def test_a_crash_that_ends_in_quarantine_is_told_and_the_failure_before_it_once(scene: OperatorScene) -> None:
     crash = {"crashes": 3, "limit": 3, "attempts": 1}
     aside = event.Quarantined(**about(9), reason="its owner vanished 3 times", inputs=crash)
     ended = event.Completed(**about(9), status="error", attempts=1)
@@ -243,9 +237,7 @@ async def test_a_key_that_is_not_ascii_is_shown_beside_the_hash_that_the_request
 
 
 @pytest.mark.parametrize("tenant", [None, "acme"])
-async def test_a_cancellation_names_who_asked_for_it_and_who_carried_it_out(
-    scene: OperatorScene, tenant: str | None
-) -> None:
+async def test_a_cancellation_names_who_asked_and_who_carried_it_out(scene: OperatorScene, tenant: str | None) -> None:
     """The event of the worker is filed under the job, that of the operator only under its own."""
     store, name = scene.world.store, record_id("order-7", tenant)
     await store.work.enqueue([WorkItem(name, "http.request", tenant_id=tenant or "")])
@@ -293,9 +285,7 @@ async def test_what_another_version_wrote_is_told_as_far_as_it_is_understood(sce
 
 
 @pytest.mark.parametrize("status", ["error", "cancelled"])
-async def test_a_job_that_was_refused_or_cancelled_without_an_attempt_has_none(
-    scene: OperatorScene, status: str
-) -> None:
+async def test_a_job_refused_or_cancelled_without_an_attempt_has_none(scene: OperatorScene, status: str) -> None:
     record = decided(1, 0.0, failure_type=FailureType.PERMANENT, policy=RetryPolicy(1, 1.0, retryable=False))
     refused = [stopped(1, 0, record, event.RetryRefused)] if status == "error" else []
     ended = event.Completed(**about(12), status=status, attempts=0)
@@ -307,8 +297,7 @@ async def test_a_job_that_was_refused_or_cancelled_without_an_attempt_has_none(
 async def test_the_layer_is_that_of_the_configured_book_if_it_is_the_one_that_decided(scene: OperatorScene) -> None:
     assert scene.operator.settings is not None
     book = scene.operator.settings.book
-    policy = book.resolve("block:http.request", FAILURE, request=Request(retries=2))
-    again = decided(1, 0.5, policy=policy)
+    again = decided(1, 0.5, policy=book.resolve("block:http.request", FAILURE, request=Request(retries=2)))
     other = structs.replace(again, book_hash="0" * 64)
     changed = structs.replace(again, policy=structs.replace(again.policy, base_delay=77.0))
     found = await told(scene, [*BEGUN, retried(1, 1, again), retried(2, 2, other), retried(3, 3, changed)])
@@ -341,8 +330,7 @@ async def test_a_story_is_bounded_redacted_and_only_of_its_own_tenant(
 ) -> None:
     monkeypatch.setattr(jobs, "MOST_EVENTS", 4)
     events = [retried(n, n, decided(1, 0.5, message=f"no entry with {SECRET}")) for n in range(1, 7)]
-    others = [structs.replace(one, tenant_id="acme") for one in events]
-    found = await told(scene, [*others, *events])
+    found = await told(scene, [*[structs.replace(one, tenant_id="acme") for one in events], *events])
     assert (len(found["events"]), found["is_cut"]) == (4, True)
     assert [one["number"] for one in found["attempts"]][:4] == [1, 2, 3, 4]
     assert SECRET not in str(found)

@@ -137,16 +137,8 @@ STAGES: list[tuple[Stage, str, str]] = [
     (behind_others, "pool_full", "all 2 slots of the class cpu are busy, and 6 jobs are ahead of it"),
     (breaker, "destination_down", "destination api:443 has been down since 2026-11-18 00:47:20 UTC; next probe in"),
     (key_of_a_dead_record, "put_off", "it was put off"),
-    (
-        of_source(replaced(paused=True), paused_by="ann", paused_because="moving"),
-        "source_paused",
-        "the source mail is paused (by ann: moving)",
-    ),
-    (
-        of_source(replaced(cools_until=90_000, cooling_reason="it asked to wait: 429")),
-        "source_cooling",
-        "the source mail cools for 90 s (it asked to wait: 429)",
-    ),
+    (of_source(replaced(paused=True), paused_by="ann", paused_because="moving"), "source_paused", "(by ann: moving)"),
+    (of_source(replaced(cools_until=90_000, cooling_reason="asked: 429")), "source_cooling", "for 90 s (asked: 429)"),
     (of_source(replaced(rests_until=30_000, rests=1)), "source_resting", "does not answer and rests for 30 s"),
     (of_source(replaced(rests=1)), "source_probed", "one job tries whether it is back"),
     (of_source(replaced()), "soon", "it is about to begin"),
@@ -159,9 +151,7 @@ STAGES: list[tuple[Stage, str, str]] = [
     ("stage", "code", "text"), STAGES, ids=[f"{code}-{n}" for n, (_, code, _) in enumerate(STAGES)]
 )
 @pytest.mark.real_time
-async def test_a_job_that_waits_says_why_wherever_it_is_asked(
-    engine: str, stage: Stage, code: str, text: str, tmp_path: Any
-) -> None:
+async def test_a_job_that_waits_says_why(engine: str, stage: Stage, code: str, text: str, tmp_path: Any) -> None:
     async with open_store(f"{engine}{tmp_path / 'state.db'}" if engine == "sqlite:" else engine) as store:
         tenant, _, name = (await stage(store)).rpartition("|")
         operator = Operator(store, Redactor(()))

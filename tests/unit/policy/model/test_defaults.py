@@ -125,8 +125,7 @@ def test_a_connectors_entry_is_called_what_it_is_for_and_speaks_only_of_failures
     [
         ("nats.connect", (5, 1.0, 30.0, 10.0)),
         ("kv.get", (3, 0.5, 10.0, 5.0)),
-        ("a:b", (3, 1.0, 30.0, 30.0)),
-        ("my.own", (3, 1.0, 30.0, 30.0)),
+        *((name, (3, 1.0, 30.0, 30.0)) for name in ("a:b", "my.own")),
     ],
 )
 def test_an_operations_entry_in_full(name: str, numbers: tuple[float, ...]) -> None:
@@ -151,11 +150,8 @@ def test_the_targets_have_a_row_each_and_what_stands_beneath_is_called_by_its_ki
 
     book = builtin_book()
     sources = {kind: book.resolve(f"{kind}:x").provenance["strategy"].source for kind in BASE}
-    assert sources == {
-        "block": "built-in: worker default",
-        "connector": "built-in: connector default",
-        "operation": "built-in: operation default",
-    }
+    kinds = {"block": "worker", "connector": "connector", "operation": "operation"}
+    assert sources == {kind: f"built-in: {name} default" for kind, name in kinds.items()}
 
 
 @for_each_row("target", ["block:http", *TARGETS])
@@ -275,12 +271,9 @@ def test_a_block_brings_a_policy_of_its_own_and_a_policy_names_what_its_step_set
     assert book.with_blocks({}) is book
     assert book.resolve("block:http.request").attempt_timeout == 10.0
 
-    target = "block:report.render"
     book = builtin_book().with_blocks(own(target, time_budget=600.0, max_attempts=7))
-    assert book.resolve(target, request=Request(time_budget=600.0)).set_by_step == {
-        "time_budget": "steps.py:7",
-        "max_attempts": "steps.py:7",
-    }
+    step = {"time_budget": "steps.py:7", "max_attempts": "steps.py:7"}
+    assert book.resolve(target, request=Request(time_budget=600.0)).set_by_step == step
     assert book.resolve(target, request=Request(time_budget=5.0, retries=1)).set_by_step == {}
     assert builtin_book().resolve(target).set_by_step == {}
 

@@ -56,9 +56,8 @@ def test_below_fifty_jobs_without_retries_and_without_failures_nothing_is_propos
 
 def test_retries_that_rescue_nobody_are_given_up() -> None:
     """After the second retry, 1 of 101 jobs was rescued: three retries of 100 jobs were for nothing."""
-    found = answer(
-        "retries", counts({1: 800, 2: 60, 3: 39, 6: 1}, quarantined={"unknown": 100}, after={"unknown": 700})
-    )
+    spent = counts({1: 800, 2: 60, 3: 39, 6: 1}, quarantined={"unknown": 100}, after={"unknown": 700})
+    found = answer("retries", spent)
 
     assert (found.verdict, found.field, found.current, found.proposed) == (Verdict.PROPOSAL, "max_attempts", 5, 2)
     assert "of 101 jobs that were not done after retry 2, later ones rescued at most 1" in found.why
@@ -76,9 +75,8 @@ def test_late_successes_of_any_type_speak_against_fewer_retries_of_one_type() ->
 
 
 def test_a_last_retry_that_still_rescues_many_is_followed_by_more_of_the_type_that_it_rescues() -> None:
-    found = answer(
-        "retries", counts({1: 800, 6: 100}, quarantined={"unknown": 100}, after={"unknown": 60, "transient": 60})
-    )
+    late = counts({1: 800, 6: 100}, quarantined={"unknown": 100}, after={"unknown": 60, "transient": 60})
+    found = answer("retries", late)
     assert (found.verdict, found.field, found.current, found.proposed) == (Verdict.PROPOSAL, "max_attempts", 5, 7)
     assert "rescued 100 of 200 jobs (50%), and 100 went to quarantine" in found.why
     assert found.effect.startswith("about 75 more jobs rescued per 1,000, for 150 more executions")
@@ -90,9 +88,8 @@ def test_a_last_retry_that_still_rescues_many_is_followed_by_more_of_the_type_th
 
 def test_it_is_not_told_which_type_late_retries_rescue() -> None:
     policy = CurrentPolicy(max_attempts=5, transient_max_attempts=7)
-    mixed = counts(
-        {1: 800, 6: 100, 8: 50}, quarantined={"transient": 90, "unknown": 90}, after={"transient": 500, "unknown": 500}
-    )
+    aside, after = {"transient": 90, "unknown": 90}, {"transient": 500, "unknown": 500}
+    mixed = counts({1: 800, 6: 100, 8: 50}, quarantined=aside, after=after)
 
     found = answer("transient_max_attempts", mixed, policy)
 

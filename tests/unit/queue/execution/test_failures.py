@@ -42,7 +42,6 @@ def raising(error: BaseException) -> Any:
 
 
 async def ran(shop: Shop, *outcomes: Any, seconds: float = 50, **options: Any) -> Any:
-    """One assignment named `a`, to its end, by this step."""
     step = Step(*outcomes)
     await shop.worker("w1", step)
     await sent(shop, work("a", **options), wait=seconds)
@@ -202,8 +201,7 @@ async def test_the_log_has_the_traceback_of_a_bug_and_no_outage(shop: Shop, capl
     await ran(shop, raising(ConnectionError("down")))
     assert "Traceback" not in caplog.text
     caplog.clear()
-    step = Step(raising(KeyError("total\nWARNING forged")), name="test.bug")
-    await shop.worker("w2", step)
+    await shop.worker("w2", Step(raising(KeyError("total\nWARNING forged")), name="test.bug"))
     await sent(shop, work("b", job="test.bug"), to="w2", wait=50)
     (record,) = caplog.records
     lines = record.getMessage().splitlines()
@@ -326,8 +324,7 @@ async def test_an_attempt_that_leaves_a_guarded_key_unknown_is_set_aside(shop: S
     (event,) = await told(shop, Quarantined)
     assert (event.work_id, event.correlation_id) == ("a", "r-a")
     assert [one.reason for one in await told(shop, RetryRefused)] == ["not_retryable"]
-    bodies = [kept.entry.body for kept in await shop.store.audit.read(AuditQuery(limit=1000))]
-    assert replay(bodies).differences == ()
+    assert replay([kept.entry.body for kept in await shop.store.audit.read(AuditQuery(limit=1000))]).differences == ()
 
 
 async def test_a_guarded_step_that_is_cut_off_is_an_unknown_outcome_too(shop: Shop) -> None:

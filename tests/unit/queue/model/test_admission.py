@@ -198,8 +198,7 @@ def test_only_a_given_deadline_and_twenty_service_times_refuse_by_time(
 def test_slots_share_the_queue_and_those_that_an_arrival_overtakes_do_not_delay_it() -> None:
     assert admission.expected_wait_ms(QueueView(40, concurrency=8, mean_service_ms=100.0)) == 500.0
     assert admission.expected_wait_ms(QueueView(40, behind=30, mean_service_ms=100.0)) == 1000.0
-    gone = QueueView(1, behind=2, mean_service_ms=100.0)
-    assert admission.expected_wait_ms(gone) == 0.0, "one has left meanwhile"
+    assert admission.expected_wait_ms(QueueView(1, behind=2, mean_service_ms=100.0)) == 0.0, "one has left meanwhile"
 
 
 @for_each_row(

@@ -7,26 +7,11 @@ from hypothesis import strategies as st
 from msgspec import convert, json, structs, to_builtins
 
 from reefknot.core.breaker import BreakerState, Permit, Refused
-from reefknot.queue.model.destination_health import (
-    LEAST_WAIT,
-    LONGEST_PAUSE,
-    SHORTEST_PAUSE,
-    SLOW_START_PAUSE,
-    BreakerInputs,
-    DestinationHealth,
-    DestinationRules,
-    Traffic,
-    admitted,
-    answered,
-    failed,
-    released,
-    rest_of,
-    resumed,
-    spends_attempt,
-)
+from reefknot.queue.model import destination_health
+from reefknot.queue.model.destination_health import DestinationHealth, Traffic, admitted, answered, failed, released
 from tests.rows import for_each_row
 
-RULES = DestinationRules()
+RULES = destination_health.DestinationRules()
 QUIET = Traffic(1, 1)
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
@@ -36,18 +21,15 @@ def fails(
     *jobs: str,
     at: float = 100.0,
     every: float = 1.0,
-    rules: DestinationRules = RULES,
+    rules: destination_health.DestinationRules = RULES,
     traffic: Traffic = QUIET,
 ) -> DestinationHealth:
-    """The state after failures of these jobs, one after the other."""
     for number, job in enumerate(jobs):
-        permit = Permit(health.generation)
-        health = failed(health, permit, at + number * every, rules, job=job, traffic=traffic)
+        health = failed(health, Permit(health.generation), at + number * every, rules, job=job, traffic=traffic)
     return health
 
 
 def opened(at: float = 100.0) -> DestinationHealth:
-    """A breaker that has opened for the first time at `at`."""
     return fails(DestinationHealth(), *"abcabcabca", at=at, every=0.0)
 
 
@@ -70,13 +52,12 @@ def test_ten_failures_in_a_row_of_three_jobs_open_it() -> None:
 def test_one_tenant_alone_and_a_switch_keep_it_closed() -> None:
     alone = Traffic(1, 1, may_open=False)
     assert fails(DestinationHealth(), *"abcabcabcabc", traffic=alone).state(200.0) is CLOSED
-    off = DestinationRules(enabled=False)
+    off = destination_health.DestinationRules(enabled=False)
     assert fails(DestinationHealth(), *"abcabcabca", rules=off) == DestinationHealth()
 
 
 def test_an_answer_between_them_begins_the_count_again() -> None:
-    nine = fails(DestinationHealth(), *"abcabcabc")
-    well = answered(nine, Permit(0), RULES)
+    well = answered(fails(DestinationHealth(), *"abcabcabc"), Permit(0), RULES)
     assert well == DestinationHealth()
     assert answered(well, Permit(0), RULES) is well
     assert fails(well, *"abcabcabc", at=200.0).state(300.0) is CLOSED
@@ -84,8 +65,7 @@ def test_an_answer_between_them_begins_the_count_again() -> None:
 
 def test_failures_and_the_jobs_that_failed_count_for_five_minutes() -> None:
     for every, state in ((33.0, OPEN), (34.0, CLOSED)):
-        health = fails(DestinationHealth(), *"abcabcabca", every=every)
-        assert health.state(100.0 + 9 * every) is state
+        assert fails(DestinationHealth(), *"abcabcabca", every=every).state(100.0 + 9 * every) is state
     early = fails(DestinationHealth(), "a", "b", at=0.0)
     assert fails(early, *("c" * 20), at=302.0, every=0.1).state(305.0) is CLOSED
 
@@ -99,12 +79,12 @@ def test_half_of_a_hundred_calls_open_it_as_well() -> None:
 def test_while_it_rests_nothing_is_called_and_then_one_probe() -> None:
     health = opened(100.0)
     assert admitted(health, 100.25, RULES, running=0) == (health, Refused(0.75))
-    assert admitted(health, 101.0 - 1e-9, RULES, running=0)[1] == Refused(LEAST_WAIT)
+    assert admitted(health, 101.0 - 1e-9, RULES, running=0)[1] == Refused(destination_health.LEAST_WAIT)
     probed, permit = probe(health, 101.0)
     assert permit.probe
-    assert admitted(probed, 101.0, RULES, running=1)[1] == Refused(SHORTEST_PAUSE)
+    assert admitted(probed, 101.0, RULES, running=1)[1] == Refused(destination_health.SHORTEST_PAUSE)
     assert admitted(probed, 103.0, RULES, running=1)[1] == Refused(2.0)
-    assert admitted(probed, 121.0, RULES, running=1)[1] == Refused(LONGEST_PAUSE)
+    assert admitted(probed, 121.0, RULES, running=1)[1] == Refused(destination_health.LONGEST_PAUSE)
     again, second = probe(probed, 161.0)
     assert second.generation == permit.generation + 1, "a probe that says nothing for a minute is given up"
     assert failed(again, permit, 162.0, RULES, job="a", traffic=QUIET) is again
@@ -119,7 +99,7 @@ def test_rests_double_up_to_a_minute() -> None:
         health, permit = probe(health, now)
         health = failed(health, permit, now, RULES, job="a", traffic=QUIET)
     assert rests == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert rest_of(10**9, RULES) == 60
+    assert destination_health.rest_of(10**9, RULES) == 60
 
 
 def test_a_probe_that_was_cancelled_lets_the_next_one_through() -> None:
@@ -136,7 +116,7 @@ def test_a_destination_that_answers_gets_one_call_more_at_once_with_each_answer(
         health = answered(health, permit, RULES)
         assert (health.state(101.0), health.slow_start) == (HALF_OPEN, number)
         assert isinstance(admitted(health, 101.0, RULES, running=number - 1)[1], Permit)
-        assert admitted(health, 101.0, RULES, running=number)[1] == Refused(SLOW_START_PAUSE)
+        assert admitted(health, 101.0, RULES, running=number)[1] == Refused(destination_health.SLOW_START_PAUSE)
     health = answered(health, permit, RULES)
     assert health == DestinationHealth(generation=permit.generation)
     assert admitted(health, 102.0, RULES, running=999)[1] == Permit(permit.generation)
@@ -149,16 +129,16 @@ def test_a_failure_of_the_slow_start_opens_it_for_the_first_rest() -> None:
 
 
 def test_a_failure_in_an_outage_spends_nothing_unless_the_job_is_to_blame() -> None:
-    assert spends_attempt(DestinationHealth(), None, 0.0)
+    assert destination_health.spends_attempt(DestinationHealth(), None, 0.0)
     firsts = (None, 90.0, 40.0)
-    assert [spends_attempt(opened(), first, 50.0) for first in firsts] == [False, False, True]
+    assert [destination_health.spends_attempt(opened(), first, 50.0) for first in firsts] == [False, False, True]
 
 
 @for_each_row(("waited", "rests"), [(0.5, 1), (1.0, 1), (2.0, 2), (7.0, 3), (100.0, 7), (86_400.0, 7)])
 def test_a_worker_that_starts_goes_on_where_the_wait_of_a_job_says(waited: float, rests: int) -> None:
-    health = resumed(DestinationHealth(), RULES, since=1000.0 - waited, until=1000.0)
+    health = destination_health.resumed(DestinationHealth(), RULES, since=1000.0 - waited, until=1000.0)
     assert (health.rests, health.rests_until, health.state(999.0)) == (rests, 1000.0, OPEN)
-    later = resumed(health, RULES, since=999.5, until=990.0)
+    later = destination_health.resumed(health, RULES, since=999.5, until=990.0)
     assert (later.rests, later.rests_until) == (rests, 1000.0), "the longest wait counts"
 
 
@@ -175,8 +155,11 @@ def test_whatever_happens_one_probe_is_out_rests_are_bounded_and_replay_is_exact
     health, now, late, probes = DestinationHealth(), 1000.0, [], 0
     for passed, how, job, is_late in calls:
         now += passed
-        asked = BreakerInputs(now, RULES, health, running=0)
-        assert convert(json.decode(json.encode(to_builtins(asked))), BreakerInputs).decided() == asked.decided()
+        asked = destination_health.BreakerInputs(now, RULES, health, running=0)
+        assert (
+            convert(json.decode(json.encode(to_builtins(asked))), destination_health.BreakerInputs).decided()
+            == asked.decided()
+        )
         after, answer = asked.admitted()
         if isinstance(answer, Refused):
             assert after is health
@@ -194,8 +177,13 @@ def test_whatever_happens_one_probe_is_out_rests_are_bounded_and_replay_is_exact
         if how == "cut":
             health = released(health, permit)
             continue
-        told = BreakerInputs(now, RULES, health, permit=permit, ok=how == "ok", job=job, traffic=QUIET)
-        assert convert(json.decode(json.encode(to_builtins(told))), BreakerInputs).decided() == told.decided()
+        told = destination_health.BreakerInputs(
+            now, RULES, health, permit=permit, ok=how == "ok", job=job, traffic=QUIET
+        )
+        assert (
+            convert(json.decode(json.encode(to_builtins(told))), destination_health.BreakerInputs).decided()
+            == told.decided()
+        )
         health = told.reported(permit)
         assert health.rests_until <= now + RULES.longest_rest
         assert len(health.failed_at) <= RULES.failures

@@ -13,26 +13,7 @@ from reefknot.core.failure import ErrorCode
 from reefknot.queue.model import messages
 from reefknot.queue.model.admission import OverloadStatus
 from reefknot.queue.model.message_schema import WIRE, assignment_schema, result_schema, wire_schemas, written_assignment
-from reefknot.queue.model.messages import (
-    LARGEST_MESSAGE,
-    LONGEST_ID,
-    LONGEST_MS,
-    AckStatus,
-    AssignmentOptions,
-    Correlation,
-    ExecAssignment,
-    ExecAssignmentAck,
-    ExecResult,
-    InvalidMessage,
-    Job,
-    ResultJob,
-    ResultStatus,
-    StepRequest,
-    StepResult,
-    StepStatus,
-    encode,
-    read_assignment,
-)
+from reefknot.queue.model.messages import LONGEST_MS, AckStatus, ExecAssignment, InvalidMessage, encode, read_assignment
 from tests.rows import for_each_row
 
 LEAST: dict[str, Any] = {"assignment_id": "a", "request_id": "r", "job": {"type": "http.request"}}
@@ -84,14 +65,14 @@ def test_the_subjects_are_frozen() -> None:
     assert (messages.RESULT, messages.CANCEL) == ("caf.exec.result.v1", "caf.exec.cancel.v1")
     assert (messages.HEARTBEAT, messages.FLEET) == ("caf.worker.heartbeat.v1", "caf.worker.fleet.v1")
     assert messages.assign_subject("w1") == "caf.exec.assign.v1.w.w1"
-    assert (messages.VERSION, LARGEST_MESSAGE, messages.LONGEST_ID) == ("1", 1048576, 256)
+    assert (messages.VERSION, messages.LARGEST_MESSAGE, messages.LONGEST_ID) == ("1", 1048576, 256)
     assert (messages.DEFAULT_TIMEOUT_MS, LONGEST_MS, messages.HIGHEST_PRIORITY) == (30_000, 315_360_000_000, 1_000_000)
 
 
 def test_the_least_assignment_is_read_with_its_defaults() -> None:
-    assert read() == ExecAssignment("a", "r", Job("http.request"))
+    assert read() == ExecAssignment("a", "r", messages.Job("http.request"))
     assert (read().version, read().trace_id) == ("1", None)
-    assert read().options == AssignmentOptions(0, None, None, None, False, None)
+    assert read().options == messages.AssignmentOptions(0, None, None, None, False, None)
 
 
 def test_every_field_is_read_and_unknown_ones_are_ignored() -> None:
@@ -108,10 +89,10 @@ def test_every_field_is_read_and_unknown_ones_are_ignored() -> None:
         metadata={"k": "v"},
         invented_later={"x": 1},
     )
-    job, executor = Job("x", {"a": 1}, None, {"class": "gpu"}), messages.Executor("p", "nats")
-    options = AssignmentOptions("high", 5, 6, 7, True, messages.RetryOptions(2, 50))
+    job, executor = messages.Job("x", {"a": 1}, None, {"class": "gpu"}), messages.Executor("p", "nats")
+    options = messages.AssignmentOptions("high", 5, 6, 7, True, messages.RetryOptions(2, 50))
     first, last = ("a", "r", job, "1", "t", executor, options, "io"), ({"why": "cheap"}, {"k": "v"})
-    assert found == ExecAssignment(*first, Correlation("tr"), *last)
+    assert found == ExecAssignment(*first, messages.Correlation("tr"), *last)
 
 
 def test_a_priority_is_a_number_or_a_word() -> None:
@@ -346,7 +327,7 @@ def test_ten_megabytes_are_refused_and_the_sender_is_told_which_it_was() -> None
 
 
 def test_the_largest_message_is_accepted_and_one_byte_more_is_not() -> None:
-    room = LARGEST_MESSAGE - len(body(metadata={"t": ""}))
+    room = messages.LARGEST_MESSAGE - len(body(metadata={"t": ""}))
     assert isinstance(read_assignment(body(metadata={"t": "x" * room})), ExecAssignment)
     assert isinstance(read_assignment(body(metadata={"t": "x" * (room + 1)})), InvalidMessage)
 
@@ -354,10 +335,10 @@ def test_the_largest_message_is_accepted_and_one_byte_more_is_not() -> None:
 @for_each_row(
     ("raw", "name", "status"),
     [
-        (b"x" * (LARGEST_MESSAGE + 1), "", AckStatus.ERROR),
-        (b'{"assignment_id": 5, "pad": "' + b"x" * LARGEST_MESSAGE + b'"}', "", AckStatus.REJECTED),
-        (b'{"assignment_id": "a\\nb", "pad": "' + b"x" * LARGEST_MESSAGE + b'"}', "", AckStatus.REJECTED),
-        (b'{"assignment_id": "' + b"y" * LARGEST_MESSAGE + b'"}', "y" * 256, AckStatus.REJECTED),
+        (b"x" * (messages.LARGEST_MESSAGE + 1), "", AckStatus.ERROR),
+        (b'{"assignment_id": 5, "pad": "' + b"x" * messages.LARGEST_MESSAGE + b'"}', "", AckStatus.REJECTED),
+        (b'{"assignment_id": "a\\nb", "pad": "' + b"x" * messages.LARGEST_MESSAGE + b'"}', "", AckStatus.REJECTED),
+        (b'{"assignment_id": "' + b"y" * messages.LARGEST_MESSAGE + b'"}', "y" * 256, AckStatus.REJECTED),
         (b'{"assignment_id": 5, "x": ', "", AckStatus.REJECTED),
         (b'{"assignment_id": "a", "job": 5, "x": ', "", AckStatus.ERROR),
     ],
@@ -379,17 +360,19 @@ def test_no_bytes_at_all_raise(raw: bytes) -> None:
 
 
 def test_an_assignment_that_was_built_here_is_checked_the_same_way() -> None:
-    good = ExecAssignment("a", "r", Job("x"))
+    good = ExecAssignment("a", "r", messages.Job("x"))
     assert messages.checked(good) is good
-    bad = messages.checked(ExecAssignment("", "r", Job("x")))
+    bad = messages.checked(ExecAssignment("", "r", messages.Job("x")))
     assert isinstance(bad, InvalidMessage)
     assert (bad.field, bad.readable) == ("assignment_id", True)
 
 
 def test_the_baselines_ack_has_no_new_field_and_version_2s_has_each_even_when_it_is_nothing() -> None:
-    ack = ExecAssignmentAck("a", AckStatus.ACCEPTED, "Assignment queued")
+    ack = messages.ExecAssignmentAck("a", AckStatus.ACCEPTED, "Assignment queued")
     assert encode(ack) == b'{"assignment_id":"a","status":"accepted","message":"Assignment queued"}'
-    ack = ExecAssignmentAck("a", AckStatus.REJECTED, "Queue full", OverloadStatus.HEALTHY, 0, "w1", "queue_full", 0)
+    ack = messages.ExecAssignmentAck(
+        "a", AckStatus.REJECTED, "Queue full", OverloadStatus.HEALTHY, 0, "w1", "queue_full", 0
+    )
     assert encode(ack) == (
         b'{"assignment_id":"a","status":"rejected","message":"Queue full","overload_status":"healthy","queue_depth":0,'
         b'"worker_id":"w1","reason":"queue_full","retry_after_ms":0}'
@@ -397,13 +380,18 @@ def test_the_baselines_ack_has_no_new_field_and_version_2s_has_each_even_when_it
 
 
 def test_the_baselines_result_has_only_what_always_goes_and_version_2s_every_field() -> None:
-    result = ExecResult("a", "r", ResultStatus.SUCCESS, "p", ResultJob("x"), 0, 0, retries_used=0)
+    result = messages.ExecResult(
+        "a", "r", messages.ResultStatus.SUCCESS, "p", messages.ResultJob("x"), 0, 0, retries_used=0
+    )
     assert encode(result) == (
         b'{"assignment_id":"a","request_id":"r","status":"success","provider_id":"p","job":{"type":"x"},"latency_ms":0,'
         b'"cost":0,"retries_used":0}'
     )
-    first, ended = ("a", "r", ResultStatus.ERROR, "p", ResultJob("x")), ("HTTP_ERROR", "boom", {"k": 1})
-    whole = ExecResult(*first, 1.5, 0.25, "tr", "te", 1700000000000, 0, OverloadStatus.HEALTHY, "w", 2, *ended)
+    first, ended = (
+        ("a", "r", messages.ResultStatus.ERROR, "p", messages.ResultJob("x")),
+        ("HTTP_ERROR", "boom", {"k": 1}),
+    )
+    whole = messages.ExecResult(*first, 1.5, 0.25, "tr", "te", 1700000000000, 0, OverloadStatus.HEALTHY, "w", 2, *ended)
     assert encode(whole) == (
         b'{"assignment_id":"a","request_id":"r","status":"error","provider_id":"p","job":{"type":"x"},"latency_ms":1.5,'
         b'"cost":0.25,"trace_id":"tr","tenant_id":"te","timestamp":1700000000000,"queue_depth":0,'
@@ -413,14 +401,14 @@ def test_the_baselines_result_has_only_what_always_goes_and_version_2s_every_fie
 
 
 def test_an_assignment_survives_the_wire() -> None:
-    options, correlation = AssignmentOptions("high", 5), Correlation("t")
-    sent = ExecAssignment("a", "r", Job("x", {"n": 1}), options=options, correlation=correlation)
+    options, correlation = messages.AssignmentOptions("high", 5), messages.Correlation("t")
+    sent = ExecAssignment("a", "r", messages.Job("x", {"n": 1}), options=options, correlation=correlation)
     assert read_assignment(encode(sent)) == sent
 
 
 def test_an_assignment_is_written_with_its_version_and_without_what_is_not_set() -> None:
     written = b'{"assignment_id":"a","request_id":"r","job":{"type":"x"},"version":"1"}'
-    assert encode(ExecAssignment("a", "r", Job("x"))) == written
+    assert encode(ExecAssignment("a", "r", messages.Job("x"))) == written
     assert encode(read(job={"type": "x"})) == written
 
 
@@ -436,26 +424,30 @@ def test_the_small_messages() -> None:
 
 
 def test_a_steps_request_and_result_have_the_documented_defaults() -> None:
-    assert StepRequest("x") == StepRequest("x", {}, {}, 30_000, None)
-    assert StepResult() == StepResult(StepStatus.OK, ErrorCode.none, {}, "", {}, 0.0, 0, 0, OverloadStatus.HEALTHY)
-    assert [status.value for status in StepStatus] == ["ok", "error", "timeout", "cancelled"]
-    assert [status.value for status in ResultStatus] == ["success", "error", "timeout", "cancelled"]
-    assert (StepResult().ok, StepResult(StepStatus.TIMEOUT).ok) == (True, False)
+    assert messages.StepRequest("x") == messages.StepRequest("x", {}, {}, 30_000, None)
+    assert messages.StepResult() == messages.StepResult(
+        messages.StepStatus.OK, ErrorCode.none, {}, "", {}, 0.0, 0, 0, OverloadStatus.HEALTHY
+    )
+    assert [status.value for status in messages.StepStatus] == ["ok", "error", "timeout", "cancelled"]
+    assert [status.value for status in messages.ResultStatus] == ["success", "error", "timeout", "cancelled"]
+    assert (messages.StepResult().ok, messages.StepResult(messages.StepStatus.TIMEOUT).ok) == (True, False)
 
 
 def test_a_steps_request_is_what_its_assignment_asks_for_by_either_name() -> None:
     job = {"type": "x", "payload": {"a": 1, "timeout_ms": 700}, "resources": {"class": "gpu"}}
     asked = read(job=job, options={"retry_count": 1, "retry": {"max_attempts": 4}})
-    assert StepRequest.of(asked) == StepRequest("x", {"a": 1, "timeout_ms": 700}, {"class": "gpu"}, 700, 4)
-    assert StepRequest.of(read()) == StepRequest("http.request")
+    assert messages.StepRequest.of(asked) == messages.StepRequest(
+        "x", {"a": 1, "timeout_ms": 700}, {"class": "gpu"}, 700, 4
+    )
+    assert messages.StepRequest.of(read()) == messages.StepRequest("http.request")
 
 
 def test_a_degraded_request_asks_for_less() -> None:
-    request = StepRequest("x", timeout_ms=1000, retry_count=5)
+    request = messages.StepRequest("x", timeout_ms=1000, retry_count=5)
     asked = [(False, 1.0, 1000, 5), (True, 0.8, 800, 0), (False, 0.0001, 1, 5)]
     for skip, factor, timeout_ms, retries in asked:
         less = request.degraded(skip_retries=skip, timeout_factor=factor)
-        assert less == StepRequest("x", timeout_ms=timeout_ms, retry_count=retries)
+        assert less == messages.StepRequest("x", timeout_ms=timeout_ms, retry_count=retries)
 
 
 @for_each_row(
@@ -472,7 +464,7 @@ def test_a_degraded_request_asks_for_less() -> None:
     ],
 )
 def test_a_status_is_metadata_or_output(metadata: dict[str, Any], outputs: dict[str, Any], status: int | None) -> None:
-    assert StepResult(metadata=metadata, outputs=outputs).http_status == status
+    assert messages.StepResult(metadata=metadata, outputs=outputs).http_status == status
 
 
 def test_a_part_is_called_what_a_subject_and_a_queue_can_hold() -> None:
@@ -548,7 +540,7 @@ SAMPLES: list[tuple[dict[str, Any], bool]] = [
     ({}, False),
     ({"job": {}}, False),
     ({"job": {"type": ""}}, False),
-    ({"job": {"type": "t" * (LONGEST_ID + 1)}}, False),
+    ({"job": {"type": "t" * (messages.LONGEST_ID + 1)}}, False),
     ({"job": {"type": "t", "inputs": {}}}, False),
     ({"job": JOB, "assigment_id": "x"}, False),
     ({"job": JOB, "assignment_id": ""}, False),
@@ -572,7 +564,7 @@ def test_the_schema_of_an_assignment_accepts_what_a_file_may_have_alone(value: d
 
 
 def test_every_field_of_both_records_is_described() -> None:
-    for schema, kind in ((assignment_schema(), ExecAssignment), (result_schema(), ExecResult)):
+    for schema, kind in ((assignment_schema(), ExecAssignment), (result_schema(), messages.ExecResult)):
         assert set(schema["properties"]) == set(kind.__struct_fields__)
         parts = [schema, *(one for one in schema["$defs"].values() if "properties" in one)]
         assert [name for part in parts for name, one in part["properties"].items() if not one.get("description")] == []
@@ -580,9 +572,11 @@ def test_every_field_of_both_records_is_described() -> None:
 
 def test_results_match_their_schema() -> None:
     schema = result_schema()
-    least = ExecResult("a", "r", ResultStatus.SUCCESS, "w", ResultJob("t"))
+    least = messages.ExecResult("a", "r", messages.ResultStatus.SUCCESS, "w", messages.ResultJob("t"))
     load = OverloadStatus.HEALTHY
-    whole = ExecResult("a", "r", ResultStatus.ERROR, "w", ResultJob("t"), 1.5, 0, "trace", "acme", 1, 2, load, "w", 3)
+    whole = messages.ExecResult(
+        "a", "r", messages.ResultStatus.ERROR, "w", messages.ResultJob("t"), 1.5, 0, "trace", "acme", 1, 2, load, "w", 3
+    )
     whole = structs.replace(whole, error_code="HTTP_ERROR", error_message="500", output={"status_code": 500})
     for one in (least, whole):
         assert is_valid(json.loads(encode(one)), schema, schema)
@@ -610,6 +604,6 @@ def test_the_schemas_of_the_wire_are_all_there_described_and_open_to_fields_of_n
     assert "comes back in the result" in parts["ExecAssignment"]["properties"]["request_id"]["description"]
     assignment = {"assignment_id": "a", "request_id": "r", "job": {"type": "own.step"}, "later": 1}
     assert is_valid(assignment, parts["ExecAssignment"], root)
-    assert not is_valid(assignment | {"request_id": "x" * (LONGEST_ID + 1)}, parts["ExecAssignment"], root)
-    result = ExecResult("a", "r", ResultStatus.SUCCESS, "w1", ResultJob("own.step"))
+    assert not is_valid(assignment | {"request_id": "x" * (messages.LONGEST_ID + 1)}, parts["ExecAssignment"], root)
+    result = messages.ExecResult("a", "r", messages.ResultStatus.SUCCESS, "w1", messages.ResultJob("own.step"))
     assert is_valid(json.loads(encode(result)), parts["ExecResult"], root)

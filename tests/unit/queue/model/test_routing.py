@@ -8,17 +8,7 @@ from msgspec import structs
 
 from reefknot.queue.model import routing
 from reefknot.queue.model.admission import OverloadStatus
-from reefknot.queue.model.routing import (
-    MOST_UNACKED,
-    Candidate,
-    Chosen,
-    Nobody,
-    Why,
-    WorkerHealth,
-    WorkerRanking,
-    choose_worker,
-    too_late_everywhere,
-)
+from reefknot.queue.model.routing import MOST_UNACKED, Chosen, Nobody, Why, WorkerHealth, WorkerRanking, choose_worker
 from tests.rows import for_each_row
 
 NOW = 100.0
@@ -159,8 +149,8 @@ def test_equals_take_turns_from_the_one_after_the_last_and_less_load_comes_first
     ("refused_by", "is_too_late"), [({"a", "b"}, True), ({"a", "b", "c"}, True), ({"a"}, False), (set(), False)]
 )
 def test_work_is_too_late_when_every_worker_that_is_there_has_said_so(refused_by: set[str], is_too_late: bool) -> None:
-    assert too_late_everywhere([worker("a"), worker("b")], refused_by, NOW) is is_too_late
-    assert too_late_everywhere([worker("a"), worker("b", heartbeat_at=0.0)], {"a"}, NOW), "b is gone"
+    assert routing.too_late_everywhere([worker("a"), worker("b")], refused_by, NOW) is is_too_late
+    assert routing.too_late_everywhere([worker("a"), worker("b", heartbeat_at=0.0)], {"a"}, NOW), "b is gone"
 
 
 def test_chance_is_asked_only_where_it_decides() -> None:
@@ -206,5 +196,5 @@ def test_every_choice_of_any_fleet_comes_out_the_same_from_its_recorded_inputs()
 def test_inputs_of_another_choice_give_another_answer() -> None:
     """The control."""
     inputs = WorkerRanking([worker("a"), worker("b", queue_depth=1)], NOW).inputs()
-    forged = structs.replace(inputs, best=(Candidate("a", taken=5), Candidate("b", taken=1)))
+    forged = structs.replace(inputs, best=(routing.Candidate("a", taken=5), routing.Candidate("b", taken=1)))
     assert (inputs.choose(), forged.choose()) == (Chosen("a"), Chosen("b"))

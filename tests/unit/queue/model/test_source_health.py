@@ -2,26 +2,11 @@
 
 from msgspec import json, structs
 
-from reefknot.queue.model.source_health import (
-    ANSWERED_EVERY_MS,
-    LONGEST_COOLING_MS,
-    LONGEST_PROBE_MS,
-    HealthRules,
-    SourceCondition,
-    SourceHealth,
-    after_answer,
-    after_outage,
-    cooled,
-    free_places,
-    is_to_blame,
-    outage_is_too_long,
-    probe_begun,
-    probe_released,
-    spends_attempt,
-)
+from reefknot.queue.model import source_health
+from reefknot.queue.model.source_health import SourceCondition, SourceHealth, after_answer, after_outage, free_places
 
 NOW = 1_700_000_000_000
-RULES = HealthRules(failures=5, jobs=2, rest_ms=30_000, longest_rest_ms=900_000)
+RULES = source_health.HealthRules(failures=5, jobs=2, rest_ms=30_000, longest_rest_ms=900_000)
 
 
 NEW = SourceHealth()
@@ -62,18 +47,20 @@ def test_one_job_alone_an_answer_in_between_and_a_switch_keep_it_closed() -> Non
     answered = after_answer(down(jobs="abab"), NOW, limit=4)
     assert (answered.failures, answered.failed_jobs) == (0, ())
     assert down(answered, jobs="abab").condition(NOW) is SourceCondition.HEALTHY
-    assert after_outage(NEW, "a", NOW, HealthRules(enabled=False)) == NEW
+    assert after_outage(NEW, "a", NOW, source_health.HealthRules(enabled=False)) == NEW
 
 
 def test_one_probe_at_a_time_after_the_rest() -> None:
     now, rested = NOW + 30_000, down()
     assert rested.condition(now) is SourceCondition.PROBING
     assert [free_places(rested, now, running=running, limit=4) for running in (0, 1)] == [1, 0]
-    probed = probe_begun(rested, now)
+    probed = source_health.probe_begun(rested, now)
     assert free_places(probed, now, running=0, limit=4) == 0, "another process has one under way"
-    assert free_places(probed, now + LONGEST_PROBE_MS, running=0, limit=4) == 1, "that one is lost"
-    assert free_places(probe_released(probed), now, running=0, limit=4) == 1
-    assert (probe_begun(NEW, NOW), probe_released(NEW)) == (NEW, NEW), "a healthy source needs none"
+    assert free_places(probed, now + source_health.LONGEST_PROBE_MS, running=0, limit=4) == 1, "that one is lost"
+    assert free_places(source_health.probe_released(probed), now, running=0, limit=4) == 1
+    assert (source_health.probe_begun(NEW, NOW), source_health.probe_released(NEW)) == (NEW, NEW), (
+        "a healthy source needs none"
+    )
 
 
 def test_each_failed_probe_doubles_the_rest_up_to_the_longest() -> None:
@@ -81,43 +68,42 @@ def test_each_failed_probe_doubles_the_rest_up_to_the_longest() -> None:
     for _ in range(40):
         rests.append(health.rests_until - now)
         now = health.rests_until
-        health = after_outage(probe_begun(health, now), "a", now, RULES)
+        health = after_outage(source_health.probe_begun(health, now), "a", now, RULES)
     assert (rests[:6], set(rests[6:])) == ([30_000, 60_000, 120_000, 240_000, 480_000, 900_000], {900_000})
 
 
 def test_a_probe_that_succeeds_begins_a_slow_start() -> None:
     now, places = NOW + 30_000, []
-    health = probed = probe_begun(down(), now)
+    health = probed = source_health.probe_begun(down(), now)
     for _ in range(5):
         health = after_answer(health, now, limit=4)
         places.append(free_places(health, now, running=0, limit=4))
     assert places == [1, 2, 3, 4, 4]
     assert health.condition(now) is SourceCondition.HEALTHY
     assert health == SourceHealth(answered_at=now)
-    read_to_its_end = after_answer(probed, now, limit=0)
-    assert read_to_its_end.condition(now) is SourceCondition.HEALTHY, "it is back at once"
+    assert after_answer(probed, now, limit=0).condition(now) is SourceCondition.HEALTHY, "it is back at once"
 
 
 def test_a_failure_during_the_slow_start_lets_it_rest_again_for_longer() -> None:
     now = NOW + 30_000
-    recovering = after_answer(probe_begun(down(), now), now, limit=4)
+    recovering = after_answer(source_health.probe_begun(down(), now), now, limit=4)
     assert recovering.condition(now) is SourceCondition.RECOVERING
     again = after_outage(recovering, "a", now, RULES)
     assert (again.condition(now), again.rests_until, again.slow_start) == (SourceCondition.RESTING, now + 60_000, 0)
 
 
 def test_transient_failures_spend_attempts_only_while_the_source_is_healthy() -> None:
-    assert spends_attempt(SourceHealth(), None)
-    assert not spends_attempt(down(), None)
-    assert not spends_attempt(down(), NOW), "it has met nothing but the outage"
+    assert source_health.spends_attempt(SourceHealth(), None)
+    assert not source_health.spends_attempt(down(), None)
+    assert not source_health.spends_attempt(down(), NOW), "it has met nothing but the outage"
 
 
 def test_a_job_that_failed_before_the_source_answered_others_is_to_blame() -> None:
     answered = SourceHealth(answered_at=NOW)
-    assert is_to_blame(answered, NOW - 1)
-    assert not is_to_blame(answered, NOW)
-    assert not is_to_blame(answered, None)
-    assert spends_attempt(structs.replace(answered, rests=1), NOW - 1)
+    assert source_health.is_to_blame(answered, NOW - 1)
+    assert not source_health.is_to_blame(answered, NOW)
+    assert not source_health.is_to_blame(answered, None)
+    assert source_health.spends_attempt(structs.replace(answered, rests=1), NOW - 1)
 
 
 def test_jobs_that_are_to_blame_do_not_open_the_breaker_but_keep_it_open() -> None:
@@ -126,24 +112,26 @@ def test_jobs_that_are_to_blame_do_not_open_the_breaker_but_keep_it_open() -> No
         health = after_outage(health, job, NOW, RULES, first_attempt_at=NOW - 1)
     assert health == SourceHealth(answered_at=NOW)
     opened = down(health)
-    later = after_outage(opened, "c", opened.rests_until, RULES, first_attempt_at=NOW - 1)
-    assert later.rests == opened.rests + 1
+    assert after_outage(opened, "c", opened.rests_until, RULES, first_attempt_at=NOW - 1).rests == opened.rests + 1
 
 
 def test_the_time_of_an_answer_is_written_now_and_then() -> None:
     first = after_answer(SourceHealth(), NOW, limit=4)
     assert first.answered_at == NOW
-    assert after_answer(first, NOW + ANSWERED_EVERY_MS - 1, limit=4) is first
-    assert after_answer(first, NOW + ANSWERED_EVERY_MS, limit=4).answered_at == NOW + ANSWERED_EVERY_MS
+    assert after_answer(first, NOW + source_health.ANSWERED_EVERY_MS - 1, limit=4) is first
+    assert (
+        after_answer(first, NOW + source_health.ANSWERED_EVERY_MS, limit=4).answered_at
+        == NOW + source_health.ANSWERED_EVERY_MS
+    )
 
 
 def test_a_source_cools_until_the_time_it_asked_for_and_at_most_a_day() -> None:
-    cooling = cooled(SourceHealth(), NOW + 5000, NOW, "429")
+    cooling = source_health.cooled(SourceHealth(), NOW + 5000, NOW, "429")
     assert (cooling.condition(NOW), cooling.opens_at(NOW)) == (SourceCondition.COOLING, NOW + 5000)
     assert free_places(cooling, NOW, running=0, limit=4) == 0
     assert cooling.condition(NOW + 5000) is SourceCondition.HEALTHY
-    assert cooled(cooling, NOW + 4000, NOW, "sooner") is cooling
-    assert cooled(SourceHealth(), NOW * 2, NOW, "").cools_until == NOW + LONGEST_COOLING_MS
+    assert source_health.cooled(cooling, NOW + 4000, NOW, "sooner") is cooling
+    assert source_health.cooled(SourceHealth(), NOW * 2, NOW, "").cools_until == NOW + source_health.LONGEST_COOLING_MS
     assert SourceHealth().opens_at(NOW) is None
 
 
@@ -169,16 +157,16 @@ def test_three_failures_of_the_source_itself_open_the_breaker_whatever_job_met_t
 
 
 def test_an_outage_is_too_long_for_a_job_that_waited_for_all_of_it_and_not_for_a_later_one() -> None:
-    rules = HealthRules(max_outage_ms=1000)
+    rules = source_health.HealthRules(max_outage_ms=1000)
     failing = after_outage(SourceHealth(), "sync", NOW, rules, of_source=True)
-    assert not outage_is_too_long(failing, NOW - 5000, NOW + 1000, rules)
-    assert outage_is_too_long(failing, NOW - 5000, NOW + 1001, rules)
-    assert not outage_is_too_long(failing, NOW + 500, NOW + 1001, rules), "requeued meanwhile"
-    assert not outage_is_too_long(SourceHealth(), NOW - 5000, NOW + 1001, rules), "it answers"
+    assert not source_health.outage_is_too_long(failing, NOW - 5000, NOW + 1000, rules)
+    assert source_health.outage_is_too_long(failing, NOW - 5000, NOW + 1001, rules)
+    assert not source_health.outage_is_too_long(failing, NOW + 500, NOW + 1001, rules), "requeued meanwhile"
+    assert not source_health.outage_is_too_long(SourceHealth(), NOW - 5000, NOW + 1001, rules), "it answers"
 
 
 def test_limits_without_an_answer_count_as_time_without_an_answer() -> None:
-    limited = cooled(SourceHealth(), NOW + 10, NOW, "limit")
-    again = cooled(limited, NOW + 500, NOW + 100, "limit")
+    limited = source_health.cooled(SourceHealth(), NOW + 10, NOW, "limit")
+    again = source_health.cooled(limited, NOW + 500, NOW + 100, "limit")
     assert (limited.failing_since, again.failing_since) == (NOW, NOW)
     assert after_answer(again, NOW + 200, limit=2).failing_since == 0

@@ -6,29 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reefknot.queue.model import admission
+from reefknot.queue.model import admission, submission
 from reefknot.queue.model.admission import MISSES_MESSAGE, Accept, Arrival, Reject, RejectReason
-from reefknot.queue.model.submission import (
-    ASSUMED_MS,
-    ASSUMED_WEIGHT,
-    FULL_MESSAGE,
-    SHARE_MESSAGE,
-    SMOOTHING,
-    BatchAdmission,
-    Capacity,
-    Displace,
-    OpenWork,
-    ServiceTime,
-    Stage,
-    SubmissionRules,
-    Waiting,
-    admit_scheduled,
-    admit_submission,
-    in_turns,
-)
+from reefknot.queue.model.submission import Displace, OpenWork, ServiceTime, SubmissionRules, admit_submission, in_turns
 from tests.rows import for_each_row
 
-S, Q, R, LATER = Stage
+S, Q, R, LATER = submission.Stage
 TEN = SubmissionRules(size=10)
 SECOND = ServiceTime(100, 1000.0)
 
@@ -38,28 +21,31 @@ def submitted(*rows: tuple[int, str, int], slots: int = 0) -> OpenWork:
     return OpenWork([(S, *row) for row in rows], slots=slots)
 
 
-def full(message: str = FULL_MESSAGE, *, depth: int) -> Reject:
+def full(message: str = submission.FULL_MESSAGE, *, depth: int) -> Reject:
     return Reject(RejectReason.QUEUE_FULL, message, admission.UNKNOWN_WAIT_MS, depth)
 
 
 def test_the_words_of_the_store_and_the_defaults() -> None:
-    assert [stage.value for stage in Stage] == ["submitted", "queued", "running", "scheduled"]
+    assert [stage.value for stage in submission.Stage] == ["submitted", "queued", "running", "scheduled"]
     assert SubmissionRules() == SubmissionRules(1000, 0.5, 0.5, preempt=True)
-    assert (Capacity(), ServiceTime()) == (Capacity({}, None), ServiceTime(0, ASSUMED_MS))
+    assert (submission.Capacity(), ServiceTime()) == (
+        submission.Capacity({}, None),
+        ServiceTime(0, submission.ASSUMED_MS),
+    )
 
 
 def test_the_first_answers_outweigh_the_assumption_step_by_step() -> None:
     """The assumption is worth four answers: after four of 0 ms half of it is left."""
     mean = ServiceTime()
-    for _ in range(ASSUMED_WEIGHT):
+    for _ in range(submission.ASSUMED_WEIGHT):
         mean = mean.after(0.0)
     assert mean.known == 4
-    assert mean.mean_ms == pytest.approx(ASSUMED_MS / 2)
+    assert mean.mean_ms == pytest.approx(submission.ASSUMED_MS / 2)
 
 
 def test_a_known_mean_follows_a_change_within_some_twenty_answers() -> None:
     mean = ServiceTime(10_000, 1000.0)
-    assert mean.after(0.0).mean_ms == pytest.approx(1000.0 * (1 - SMOOTHING))
+    assert mean.after(0.0).mean_ms == pytest.approx(1000.0 * (1 - submission.SMOOTHING))
     for _ in range(22):
         mean = mean.after(100.0)
     assert mean.mean_ms < 200
@@ -70,7 +56,7 @@ def test_a_mean_lies_between_the_answers_and_the_assumption(times: list[float]) 
     mean = ServiceTime()
     for took in times:
         mean = mean.after(took)
-    seen = [ASSUMED_MS, *times]
+    seen = [submission.ASSUMED_MS, *times]
     assert min(seen) - 1e-6 <= mean.mean_ms <= max(seen) + 1e-6
     assert mean.known == len(times)
 
@@ -171,13 +157,18 @@ TINY = SubmissionRules(size=3, tenant_share=0.1)
     ("rows", "tenant", "rules", "answer"),
     [
         ([(0, "a", 5)], "a", TEN, Accept()),  # it is alone
-        ([(0, "a", 5), (0, "b", 1)], "a", TEN, full(SHARE_MESSAGE, depth=6)),
+        ([(0, "a", 5), (0, "b", 1)], "a", TEN, full(submission.SHARE_MESSAGE, depth=6)),
         ([(0, "a", 5), (0, "b", 1)], "b", TEN, Accept()),
         ([(0, "a", 4), (0, "b", 1)], "a", TEN, Accept()),
         ([(0, "b", 1)], "a", TINY, Accept()),  # a share is one place at least
-        ([(0, "b", 1), (0, "a", 1)], "a", TINY, full(SHARE_MESSAGE, depth=2)),
+        ([(0, "b", 1), (0, "a", 1)], "a", TINY, full(submission.SHARE_MESSAGE, depth=2)),
         # both hold more than theirs: the share refuses before another one is displaced
-        ([(0, "a", 5), (0, "b", 5)], "b", SubmissionRules(10, tenant_share=0.2), full(SHARE_MESSAGE, depth=10)),
+        (
+            [(0, "a", 5), (0, "b", 5)],
+            "b",
+            SubmissionRules(10, tenant_share=0.2),
+            full(submission.SHARE_MESSAGE, depth=10),
+        ),
     ],
 )
 def test_while_others_wait_no_tenant_holds_more_than_its_share(
@@ -189,9 +180,9 @@ def test_while_others_wait_no_tenant_holds_more_than_its_share(
 def test_a_tenant_with_its_share_displaces_its_own_lower_work_and_nobody_elses() -> None:
     work = submitted((-5, "a", 2), (0, "a", 3), (-10, "b", 1))
     assert admit_submission(work, Arrival(0, tenant="a"), TEN) == Displace(-5, "a")
-    assert admit_submission(work, Arrival(-5, tenant="a"), TEN) == full(SHARE_MESSAGE, depth=6)
+    assert admit_submission(work, Arrival(-5, tenant="a"), TEN) == full(submission.SHARE_MESSAGE, depth=6)
     off = SubmissionRules(size=10, preempt=False)
-    assert admit_submission(work, Arrival(0, tenant="a"), off) == full(SHARE_MESSAGE, depth=6)
+    assert admit_submission(work, Arrival(0, tenant="a"), off) == full(submission.SHARE_MESSAGE, depth=6)
 
 
 @for_each_row(
@@ -260,7 +251,7 @@ def test_the_time_to_come_back_is_half_of_the_wait_within_bounds(mean_ms: float,
 
 def test_a_full_queue_tells_the_time_to_come_back_by_what_is_ahead() -> None:
     work = OpenWork([(S, 0, "", 9)], slots=1, service=SECOND)
-    assert admit_submission(work, Arrival(), TEN) == Reject(RejectReason.QUEUE_FULL, FULL_MESSAGE, 4500, 9)
+    assert admit_submission(work, Arrival(), TEN) == Reject(RejectReason.QUEUE_FULL, submission.FULL_MESSAGE, 4500, 9)
 
 
 arrivals = st.lists(st.tuples(st.integers(-2, 2), st.sampled_from(["", "a", "b"])), max_size=60)
@@ -270,7 +261,6 @@ some_rules = st.builds(
 
 
 def keep(work: OpenWork, priority: int, tenant: str, rules: SubmissionRules) -> Accept | Displace | Reject:
-    """Count the arrival in, as a store does."""
     verdict = admit_submission(work, Arrival(priority, tenant=tenant), rules)
     if not isinstance(verdict, Reject):
         work.add(S, priority, tenant)
@@ -300,7 +290,7 @@ def test_nobody_is_refused_while_less_important_work_waits_that_may_go(
         keep(work, one, name, rules)
     verdict = admit_submission(work, Arrival(priority, tenant=tenant), rules)
     if rules.preempt and isinstance(verdict, Reject):
-        lowest = work.lowest(tenant if verdict.message == SHARE_MESSAGE else None)
+        lowest = work.lowest(tenant if verdict.message == submission.SHARE_MESSAGE else None)
         assert lowest is None or lowest[0] >= priority
     if isinstance(verdict, Displace):
         assert verdict.priority < priority or (verdict.priority == priority and verdict.tenant != tenant)
@@ -316,13 +306,12 @@ def test_a_tenant_without_work_is_not_refused_for_the_flood_of_another(size: int
 
 
 def test_tenants_take_turns_within_a_priority_beginning_behind_the_last() -> None:
-    queues: dict[str, list[Waiting]] = {
+    queues: dict[str, list[submission.Waiting]] = {
         "a": [(5, 0, 1), (0, 0, 2), (0, 1, 3), (0, 2, 4)],
         "b": [(0, 0, 5)],
         "c": [(9, 9, 6), (0, 0, 7)],
     }
-    numbers = [waiting[2] for _, waiting in in_turns(queues, 99)]
-    assert numbers == [6, 1, 2, 5, 7, 3, 4]
+    assert [waiting[2] for _, waiting in in_turns(queues, 99)] == [6, 1, 2, 5, 7, 3, 4]
     assert [name for name, _ in in_turns(queues, 99, after="a")] == ["c", "a", "b", "c", "a", "a", "a"]
     assert [name for name, _ in in_turns(queues, 3, after="c")] == ["c", "a", "a"]
     assert in_turns(queues, 0) == []
@@ -339,7 +328,7 @@ lines = st.dictionaries(
 def test_turns_are_a_permutation_with_priorities_descending_and_nobody_twice_before_another(
     given_lines: dict[str, list[tuple[int, int]]], n: int, after: str
 ) -> None:
-    queues: dict[str, list[Waiting]] = {
+    queues: dict[str, list[submission.Waiting]] = {
         name: [(priority, due, number) for number, (priority, due) in enumerate(line)]
         for name, line in given_lines.items()
     }
@@ -369,7 +358,7 @@ def test_work_for_later_holds_no_place_and_is_ahead_of_nobody() -> None:
 def test_work_for_later_is_bounded_by_count_and_by_tenant() -> None:
     def answer(*held: tuple[str, int]) -> object:
         rows = [(LATER, 0, tenant, number) for tenant, number in held]
-        return admit_scheduled(OpenWork([*rows, (S, 0, "a", 10)]), "a", TEN)
+        return submission.admit_scheduled(OpenWork([*rows, (S, 0, "a", 10)]), "a", TEN)
 
     assert answer(("a", 99)) == Accept(), "alone it may have all of the schedule; a full queue is another matter"
     assert isinstance(answer(("a", 100)), Reject)
@@ -385,9 +374,9 @@ def test_the_arrivals_of_a_batch_count_for_those_after_them_and_each_class_is_re
         read.append(pool)
         return OpenWork([]), room[pool]
 
-    batch = BatchAdmission(open_work)
+    batch = submission.BatchAdmission(open_work)
 
-    def verdict(pool: str, stage: Stage | None, priority: int) -> object:
+    def verdict(pool: str, stage: submission.Stage | None, priority: int) -> object:
         return batch.admit(pool, stage, Arrival(priority, None, "a"), TEN)
 
     assert [verdict("io", None, 0), verdict("io", S, 5)] == [Accept(), Accept()]

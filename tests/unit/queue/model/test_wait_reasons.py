@@ -5,16 +5,14 @@ from typing import Any
 from msgspec import structs
 
 from reefknot.queue.model import results, routing
+from reefknot.queue.model import wait_reasons as causes
 from reefknot.queue.model.source_health import SourceCondition
 from reefknot.queue.model.wait_reasons import (
     FleetFacts,
     JobFacts,
-    KeyFacts,
     PoolFacts,
     SourceFacts,
     WaitCode,
-    WorkerFacts,
-    span,
     unserved,
     why_waits,
 )
@@ -24,7 +22,7 @@ W = WaitCode
 STEPS = frozenset({"report.render"})
 JOB = JobFacts(record="r-1", kind="report.render", pool="cpu")
 QUEUED = structs.replace(JOB, worker="w1")
-IDLE = WorkerFacts("w1", pools={"cpu": PoolFacts(0, 2)}, types=STEPS)
+IDLE = causes.WorkerFacts("w1", pools={"cpu": PoolFacts(0, 2)}, types=STEPS)
 BUSY = structs.replace(IDLE, pools={"cpu": PoolFacts(2, 2)})
 SLOT = structs.replace(IDLE, pools={"cpu": PoolFacts(1, 1)})
 PAUSED = structs.replace(IDLE, state=routing.WorkerState.PAUSED)
@@ -33,7 +31,7 @@ OTHER = structs.replace(IDLE, name="w2")
 RETRY: dict[str, Any] = {"due_in": 12.0, "attempts": 1}
 
 
-def fleet(*workers: WorkerFacts, routers: int = 1, **more: Any) -> FleetFacts:
+def fleet(*workers: causes.WorkerFacts, routers: int = 1, **more: Any) -> FleetFacts:
     return FleetFacts(routers=routers, workers=workers, **more)
 
 
@@ -110,10 +108,10 @@ CASES: list[tuple[WaitCode, JobFacts, FleetFacts, str, str]] = [
         *("it was put off (waiting: destination is down) and is due in 3 s", "by itself"),
     ),
     (
-        *(W.KEY_HELD, queued(key=KeyFacts("order 7", "w2", 20.0)), fleet(IDLE)),
+        *(W.KEY_HELD, queued(key=causes.KeyFacts("order 7", "w2", 20.0)), fleet(IDLE)),
         *("the idempotency key order 7 is held by w2, whose lease ends in 20 s", "idempotency show 'order 7'"),
     ),
-    (W.KEY_HELD, queued(key=KeyFacts("k", "w2")), fleet(IDLE), "the idempotency key k is held by w2", "show k"),
+    (W.KEY_HELD, queued(key=causes.KeyFacts("k", "w2")), fleet(IDLE), "the idempotency key k is held by w2", "show k"),
     (W.RUNS_ALONE, queued(due_in=1.0, is_alone=True), fleet(IDLE), "runs alone; it is tried again", "history"),
     (W.RUNS_ALONE, queued(is_alone=True), fleet(IDLE), "waits until it can run alone", "history"),
     (W.PUT_OFF, queued(due_in=5.0, reason="rescheduled"), fleet(IDLE), "put off (rescheduled)", "by itself"),
@@ -179,7 +177,7 @@ def test_a_long_error_is_one_line_and_is_cut_and_so_are_many_names() -> None:
 
 def test_a_time_is_told_in_the_unit_that_people_would_choose() -> None:
     told = ["0 s", "0 s", "1 s", "59 s", "119 s", "2 min", "2 h", "2 d"]
-    assert [span(seconds) for seconds in (-1, 0, 0.2, 59, 119, 120, 7200, 2e5)] == told
+    assert [causes.span(seconds) for seconds in (-1, 0, 0.2, 59, 119, 120, 7200, 2e5)] == told
 
 
 def counted(waiting: dict[str, int], left: int, system: FleetFacts) -> list[tuple[WaitCode, int]]:

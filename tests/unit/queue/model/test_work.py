@@ -15,31 +15,7 @@ from reefknot.queue.model.admission import Arrival
 from reefknot.queue.model.edited_work import is_replaced, next_record, next_version, replaced, replaced_reason
 from reefknot.queue.model.messages import Cancel, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.queue.model.submission import EXPIRED, OVERDUE, Stage
-from reefknot.queue.model.work import (
-    CRASH_LIMIT,
-    ROUTER,
-    Budget,
-    HistoryEntry,
-    Interrupted,
-    Quarantine,
-    Snooze,
-    TryAgain,
-    WorkItem,
-    WorkState,
-    accepted,
-    accepted_for_worker,
-    assigned,
-    cancel,
-    discard,
-    holds,
-    is_ingestion,
-    lease_ran_out,
-    recalled,
-    record_id,
-    requeue,
-    settle,
-    started,
-)
+from reefknot.queue.model.work import ROUTER, Budget, HistoryEntry, Snooze, WorkItem, WorkState, accepted, holds, settle
 from tests.rows import for_each_row
 
 NOW = Moment(1_000, 50_000)
@@ -60,12 +36,11 @@ def fresh() -> WorkItem:
 
 
 def running(**changes: object) -> WorkItem:
-    item = started(fresh(), owner="w", fence=1, lease_ms=500, now=NOW)
-    return structs.replace(item, **changes)
+    return structs.replace(core.started(fresh(), owner="w", fence=1, lease_ms=500, now=NOW), **changes)
 
 
 def aside() -> WorkItem:
-    return settle(running(), Quarantine("bad", '"f"', '"r"'), NOW)
+    return settle(running(), core.Quarantine("bad", '"f"', '"r"'), NOW)
 
 
 def differences(before: WorkItem, after: WorkItem) -> dict[str, Any]:
@@ -146,7 +121,7 @@ def test_an_end_keeps_what_is_known_drops_the_budget_and_counts_the_attempt_that
     failed = {**ended, "state": S.FAILED, "reason": "refused", "history": (HistoryEntry(51_000, "failed", "refused"),)}
     assert settled(core.WorkFailed('"f"', '"r"', "refused"), **spent) == failed
     bad = {**ended, "state": S.QUARANTINED, "reason": "bad", "history": (HistoryEntry(51_000, "quarantined", "bad"),)}
-    assert settled(Quarantine("bad", '"f"', '"r"'), **spent) == bad
+    assert settled(core.Quarantine("bad", '"f"', '"r"'), **spent) == bad
 
     told = {"result": "{}", "reason": "timeout", "budget": Budget(), "failure": None}
     rejected = {**told, "state": S.FAILED, "history": (HistoryEntry(51_000, "rejected", "timeout"),)}
@@ -157,7 +132,7 @@ def test_an_end_keeps_what_is_known_drops_the_budget_and_counts_the_attempt_that
 
 def test_what_was_handed_back_put_off_or_could_not_be_run_spends_nothing() -> None:
     handed_back = {"state": S.PENDING, "interruptions": 1, "reason": "shutdown"}
-    assert settled(Interrupted()) == handed_back, "it keeps its place"
+    assert settled(core.Interrupted()) == handed_back, "it keeps its place"
     snoozed = {"state": S.PENDING, "due_at": 60_000, "snoozes": 1, "reason": "cooling"}
     assert settled(Snooze(60_000, "cooling")) == snoozed
     assert settled(Snooze(60_000, "cooling", failure="503")) == {**snoozed, "failure": "503"}
@@ -168,20 +143,20 @@ def test_what_was_handed_back_put_off_or_could_not_be_run_spends_nothing() -> No
 
 
 def test_a_retry_is_due_at_its_time_and_its_budget_adds_up() -> None:
-    again = TryAgain(60_000, '"f"', "transient", delay_ms=700, reason="network")
+    again = core.TryAgain(60_000, '"f"', "transient", delay_ms=700, reason="network")
     pending = {"state": S.PENDING, "due_at": 60_000, "attempts": 1, "failure": '"f"', "reason": "network"}
     budget = {"budget": Budget(1, "transient", 51_000, 51_000, 700, "network")}
     assert settled(again) == {**pending, **budget, "history": (HistoryEntry(51_000, "retry", "network"),)}
     once = settle(running(), again, NOW)
-    twice = settle(started(once, owner="w", fence=2, lease_ms=1, now=LATER), again, LATER)
+    twice = settle(core.started(once, owner="w", fence=2, lease_ms=1, now=LATER), again, LATER)
     assert twice.budget == Budget(2, "transient", 50_000, 51_000, 1_400, "network")
-    assert settle(running(), TryAgain(60_000), NOW).budget.trigger is None
+    assert settle(running(), core.TryAgain(60_000), NOW).budget.trigger is None
 
 
 @for_each_row("reason", [EXPIRED, OVERDUE])
 def test_a_deadline_that_has_passed_is_a_failure_wherever_it_was_noticed(reason: str) -> None:
     for item in (running(), structs.replace(running(), state=S.PENDING)):
-        late = cancel(item, LATER, reason=reason, who="w1")
+        late = core.cancel(item, LATER, reason=reason, who="w1")
         assert (late.state, late.reason, late.history[-1].what) == (S.FAILED, reason, "failed")
 
 
@@ -194,13 +169,12 @@ def test_the_time_of_a_wait_for_the_key_of_another_is_not_the_works_own() -> Non
 def test_a_snooze_says_which_failure_put_the_work_off_and_keeps_an_earlier_one() -> None:
     limited = settle(running(), Snooze(60_000, "limit", failure_type="rate_limited"), LATER)
     assert (limited.attempts, limited.budget.failure_type) == (0, "rate_limited")
-    again = settle(running(budget=limited.budget), Snooze(60_000), LATER)
-    assert again.budget.failure_type == "rate_limited"
+    assert settle(running(budget=limited.budget), Snooze(60_000), LATER).budget.failure_type == "rate_limited"
 
 
 def test_progress_since_the_last_failure_gives_all_attempts_again() -> None:
     def fail(item: WorkItem, progress: int) -> WorkItem:
-        return settle(structs.replace(item, state=S.RUNNING), TryAgain(60_000, progress=progress), LATER)
+        return settle(structs.replace(item, state=S.RUNNING), core.TryAgain(60_000, progress=progress), LATER)
 
     stuck = fail(fail(running(), 3), 3)
     assert (stuck.attempts, stuck.budget.attempts, stuck.budget.progress) == (2, 2, 3)
@@ -221,24 +195,24 @@ def test_pending_work_is_transferred_with_its_due_time_or_with_another() -> None
 def test_a_lease_that_ran_out_counts_a_crash_and_no_attempt_and_the_last_crash_puts_it_aside() -> None:
     vanished = {"updated_at": 51_000, "owner": "", "lease_until": 0, "history": (HistoryEntry(51_000, "crashed", "w"),)}
     back = {"state": S.PENDING, "crashes": 1, "reason": "lease ran out", "budget": Budget(first_attempt_at=50_000)}
-    assert differences(running(), lease_ran_out(running(), LATER)) == {**vanished, **back}
-    last = running(crashes=CRASH_LIMIT - 1, failure='"old"')
-    poison = {"state": S.QUARANTINED, "crashes": CRASH_LIMIT, "reason": "its owner vanished 3 times"}
-    assert differences(last, lease_ran_out(last, LATER)) == {**vanished, **poison}
-    assert lease_ran_out(running(), LATER, crash_limit=1).state is S.QUARANTINED
+    assert differences(running(), core.lease_ran_out(running(), LATER)) == {**vanished, **back}
+    last = running(crashes=core.CRASH_LIMIT - 1, failure='"old"')
+    poison = {"state": S.QUARANTINED, "crashes": core.CRASH_LIMIT, "reason": "its owner vanished 3 times"}
+    assert differences(last, core.lease_ran_out(last, LATER)) == {**vanished, **poison}
+    assert core.lease_ran_out(running(), LATER, crash_limit=1).state is S.QUARANTINED
 
 
 def test_a_cancelled_item_says_who_and_why_and_how_long_it_had_run() -> None:
     """An attempt that ran counts; a submission that a router holds is not run."""
     called_off = {"state": S.CANCELLED, "reason": "enough", "updated_at": 51_000}
     for item, ran_ms in ((fresh(), 0), (running(), 1_000)):
-        changed = differences(item, cancel(item, LATER, reason="enough", who="ann"))
+        changed = differences(item, core.cancel(item, LATER, reason="enough", who="ann"))
         assert called_off.items() <= {name: changed[name] for name in called_off}.items()
         assert changed["history"] == (HistoryEntry(51_000, "cancelled", "enough", "ann", ran_ms),)
         assert changed.get("owner", "") == ""
     held = running(resource_class=ROUTER)
     for item, begun in ((fresh(), 0), (held, 0), (running(), 1), (running(attempts=2), 3)):
-        assert cancel(item, LATER, reason="enough", who="ann").attempts == begun
+        assert core.cancel(item, LATER, reason="enough", who="ann").attempts == begun
 
 
 def test_a_requeued_item_starts_from_the_beginning_under_its_own_id_and_where_it_was() -> None:
@@ -247,19 +221,19 @@ def test_a_requeued_item_starts_from_the_beginning_under_its_own_id_and_where_it
     item = structs.replace(aside(), crashes=3, snoozes=1, interruptions=1)
     zero = {**dict.fromkeys(("attempts", "snoozes", "interruptions", "crashes"), 0), "failure": None}
     requeued = {"history": (HistoryEntry(51_000, "requeued", "bad", "ann"),)}
-    assert differences(item, requeue(item, LATER, who="ann")) == {**afresh, **blank, **zero, **requeued}
+    assert differences(item, core.requeue(item, LATER, who="ann")) == {**afresh, **blank, **zero, **requeued}
     failed = running(state=S.FAILED, result="old", reason="error")
     requeued = {"history": (HistoryEntry(51_000, "requeued", "error", "ann"),)}
-    assert differences(failed, requeue(failed, LATER, who="ann")) == {**afresh, **blank, **requeued}
+    assert differences(failed, core.requeue(failed, LATER, who="ann")) == {**afresh, **blank, **requeued}
     for resource_class in ("io@w1", ROUTER, "io"):
         here = structs.replace(aside(), resource_class=resource_class)
-        assert requeue(here, LATER, who="ann").resource_class == resource_class
+        assert core.requeue(here, LATER, who="ann").resource_class == resource_class
 
 
 def test_a_requeued_item_has_all_of_its_time_again_however_often_that_happens() -> None:
-    once = requeue(structs.replace(aside(), deadline_at=aside().created_at + 700), LATER, who="ann")
+    once = core.requeue(structs.replace(aside(), deadline_at=aside().created_at + 700), LATER, who="ann")
     assert once.deadline_at == LATER.wall + 700
-    again = requeue(structs.replace(once, state=S.QUARANTINED), Moment(LATER.steady, LATER.wall + 9000), who="ann")
+    again = core.requeue(structs.replace(once, state=S.QUARANTINED), Moment(LATER.steady, LATER.wall + 9000), who="ann")
     assert again.deadline_at == LATER.wall + 9700
 
 
@@ -268,12 +242,14 @@ def test_only_what_is_in_quarantine_is_discarded_and_what_succeeded_is_not_reque
     gone = {"state": S.DISCARDED, "updated_at": 51_000, "history": history}
     assert differences(aside(), core.discard(aside(), LATER, who="ann", reason="old")) == gone
     with pytest.raises(IllegalMoveError):
-        requeue(running(state=S.SUCCEEDED), NOW, who="ann")
+        core.requeue(running(state=S.SUCCEEDED), NOW, who="ann")
     with pytest.raises(IllegalMoveError):
         core.discard(fresh(), NOW, who="ann", reason="")
 
 
-@for_each_row("how", [core.WorkDone(), core.WorkFailed(), TryAgain(1), Snooze(1), Interrupted(), Quarantine("bad")])
+@for_each_row(
+    "how", [core.WorkDone(), core.WorkFailed(), core.TryAgain(1), Snooze(1), core.Interrupted(), core.Quarantine("bad")]
+)
 def test_work_that_does_not_run_cannot_be_settled(how: core.Settled) -> None:
     with pytest.raises(IllegalMoveError):
         settle(running(state=S.SUCCEEDED), how, NOW)
@@ -281,18 +257,18 @@ def test_work_that_does_not_run_cannot_be_settled(how: core.Settled) -> None:
 
 def test_the_history_is_bounded_and_keeps_the_newest() -> None:
     item = running(history=tuple(HistoryEntry(number, "retry") for number in range(core.LONGEST_HISTORY)))
-    told = cancel(item, LATER, reason="", who="").history
+    told = core.cancel(item, LATER, reason="", who="").history
     assert len(told) == core.LONGEST_HISTORY
     assert (told[0].at, told[-1].what) == (1, "cancelled")
 
 
 def test_the_budget_counts_from_the_first_start_even_if_that_was_never_reported() -> None:
-    first = settle(running(), TryAgain(9_000, began_at=1_234), Moment(0, 5_000))
-    second = settle(structs.replace(first, state=S.RUNNING), TryAgain(9_000, began_at=6_000), Moment(0, 7_000))
+    first = settle(running(), core.TryAgain(9_000, began_at=1_234), Moment(0, 5_000))
+    second = settle(structs.replace(first, state=S.RUNNING), core.TryAgain(9_000, began_at=6_000), Moment(0, 7_000))
     assert (first.budget.first_attempt_at, first.budget.last_attempt_at) == (1_234, 5_000)
     assert (second.budget.first_attempt_at, second.budget.last_attempt_at) == (1_234, 7_000)
-    crashed = lease_ran_out(running(updated_at=1_500), LATER)
-    again = lease_ran_out(running(updated_at=9_999, budget=crashed.budget), LATER)
+    crashed = core.lease_ran_out(running(updated_at=1_500), LATER)
+    again = core.lease_ran_out(running(updated_at=9_999, budget=crashed.budget), LATER)
     assert (crashed.budget, again.budget) == (Budget(first_attempt_at=1_500), Budget(first_attempt_at=1_500))
 
 
@@ -327,47 +303,50 @@ def test_a_submission_moves_to_a_worker_and_its_routers_claim_is_void() -> None:
     """Due time and admission are those of the worker, all else is as it was submitted."""
     sent = {"resource_class": "io@w1", "pool": "io", "due_at": 60_000, "admission": "{}", "updated_at": LATER.wall}
     free = submission(fence=3)
-    assert differences(free, assigned(free, to_worker(), LATER)) == sent
-    held = started(submission(), owner="router#1", fence=3, lease_ms=500, now=NOW)
-    after = assigned(held, to_worker(), LATER)
+    assert differences(free, core.assigned(free, to_worker(), LATER)) == sent
+    held = core.started(submission(), owner="router#1", fence=3, lease_ms=500, now=NOW)
+    after = core.assigned(held, to_worker(), LATER)
     assert differences(held, after) == {**sent, "state": S.PENDING, "owner": "", "lease_until": 0}
     assert not holds(after, owner="router#1", fence=3)
-    assert assigned(submission(payload=b""), to_worker(), LATER).payload == b"q", "what was sent, if its own is gone"
+    assert core.assigned(submission(payload=b""), to_worker(), LATER).payload == b"q", (
+        "what was sent, if its own is gone"
+    )
 
 
 def test_what_routers_went_through_is_not_charged_to_the_worker() -> None:
     """A router that vanishes says nothing about the work, and the time budget begins with the first attempt."""
     item = submission()
-    for _ in range(CRASH_LIMIT):
-        held = started(item, owner="router#1", fence=1, lease_ms=500, now=NOW)
-        item = lease_ran_out(held, LATER, crash_limit=1_000_000_000)
-    after = assigned(item, to_worker(), LATER)
+    for _ in range(core.CRASH_LIMIT):
+        held = core.started(item, owner="router#1", fence=1, lease_ms=500, now=NOW)
+        item = core.lease_ran_out(held, LATER, crash_limit=1_000_000_000)
+    after = core.assigned(item, to_worker(), LATER)
     assert (after.crashes, after.budget) == (0, Budget())
-    crashed = lease_ran_out(started(after, owner="w", fence=2, lease_ms=500, now=LATER), LATER)
-    assert crashed.state is S.PENDING
+    assert (
+        core.lease_ran_out(core.started(after, owner="w", fence=2, lease_ms=500, now=LATER), LATER).state is S.PENDING
+    )
 
 
 def test_a_router_that_stops_is_not_an_interruption_of_the_work() -> None:
-    held = started(submission(), owner="router#1", fence=1, lease_ms=500, now=NOW)
-    assert settle(held, Interrupted(), LATER).interruptions == 0
-    worked_on = started(to_worker(), owner="w#1", fence=1, lease_ms=500, now=NOW)
-    assert settle(worked_on, Interrupted(), LATER).interruptions == 1
+    held = core.started(submission(), owner="router#1", fence=1, lease_ms=500, now=NOW)
+    assert settle(held, core.Interrupted(), LATER).interruptions == 0
+    worked_on = core.started(to_worker(), owner="w#1", fence=1, lease_ms=500, now=NOW)
+    assert settle(worked_on, core.Interrupted(), LATER).interruptions == 1
 
 
 def test_recalled_work_keeps_what_it_has_been_through_and_that_a_worker_had_accepted_it() -> None:
     item = structs.replace(to_worker(), crashes=2, attempts=1, due_at=77)
     for admission, kept in (("", "{}"), ('{"queue_depth":3}', '{"queue_depth":3}')):
-        back = recalled(structs.replace(item, admission=admission), LATER)
+        back = core.recalled(structs.replace(item, admission=admission), LATER)
         assert (back.resource_class, back.admission, back.updated_at) == (ROUTER, kept, LATER.wall), admission
         assert (back.crashes, back.attempts, back.due_at) == (2, 1, 77)
-        assert assigned(back, to_worker(), LATER).crashes == 2
+        assert core.assigned(back, to_worker(), LATER).crashes == 2
 
 
 def test_an_assignment_is_accepted_as_new_work_or_by_moving_its_open_submission() -> None:
-    assert accepted_for_worker(None, to_worker(), NOW) == accepted(to_worker(), NOW)
+    assert core.accepted_for_worker(None, to_worker(), NOW) == accepted(to_worker(), NOW)
     for state in (S.PENDING, S.RUNNING):
         known = submission(state=state)
-        assert accepted_for_worker(known, to_worker(), LATER) == assigned(known, to_worker(), LATER)
+        assert core.accepted_for_worker(known, to_worker(), LATER) == core.assigned(known, to_worker(), LATER)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +360,7 @@ def test_an_assignment_is_accepted_as_new_work_or_by_moving_its_open_submission(
     ],
 )
 def test_an_id_that_is_taken_is_not_accepted_again(known: WorkItem) -> None:
-    assert accepted_for_worker(known, to_worker(), LATER) is None
+    assert core.accepted_for_worker(known, to_worker(), LATER) is None
 
 
 def test_the_pool_of_a_class_is_the_class_without_its_worker_unless_another_one_was_given() -> None:
@@ -393,9 +372,9 @@ def test_the_pool_of_a_class_is_the_class_without_its_worker_unless_another_one_
 
 def test_a_submission_keeps_its_pool_with_a_worker_of_its_class_and_after_a_recall() -> None:
     submission = accepted(WorkItem("a", "t", ROUTER, pool="io"), NOW)
-    moved_on = assigned(submission, WorkItem("a", "t", "io@w1"), LATER)
+    moved_on = core.assigned(submission, WorkItem("a", "t", "io@w1"), LATER)
     assert moved_on.pool == "io"
-    assert (recalled(moved_on, LATER).resource_class, recalled(moved_on, LATER).pool) == (ROUTER, "io")
+    assert (core.recalled(moved_on, LATER).resource_class, core.recalled(moved_on, LATER).pool) == (ROUTER, "io")
 
 
 @for_each_row(
@@ -418,12 +397,12 @@ _tenants = st.none() | _texts
 @given(name=_texts, tenant=_tenants, other_name=_texts, other_tenant=_tenants)
 def test_assignments_share_no_record(name: str, tenant: str | None, other_name: str, other_tenant: str | None) -> None:
     same = (name, tenant) == (other_name, other_tenant)
-    assert (record_id(name, tenant) == record_id(other_name, other_tenant)) is same
+    assert (core.record_id(name, tenant) == core.record_id(other_name, other_tenant)) is same
 
 
 @given(name=_texts, tenant=_tenants)
 def test_a_record_tells_the_assignment_and_the_tenant_it_is_of(name: str, tenant: str | None) -> None:
-    record = record_id(name, tenant)
+    record = core.record_id(name, tenant)
     assert core.assignment_and_tenant(record) == (name, tenant)
     assert WorkItem(record, "t").assignment_id == name
 
@@ -439,11 +418,10 @@ def test_a_record_tells_the_assignment_and_the_tenant_it_is_of(name: str, tenant
     ],
 )
 def test_without_a_tenant_a_record_has_the_id_of_its_assignment(name: str, tenant: str | None, record: str) -> None:
-    assert record_id(name, tenant) == record
+    assert core.record_id(name, tenant) == record
     assert ExecAssignment(name, "r", Job("t"), tenant_id=tenant).record_id == record
     assert Cancel(name, tenant_id=tenant).record_id == record
-    result = ExecResult(name, "r", ResultStatus.SUCCESS, "w", ResultJob("t"), tenant_id=tenant)
-    assert result.record_id == record
+    assert ExecResult(name, "r", ResultStatus.SUCCESS, "w", ResultJob("t"), tenant_id=tenant).record_id == record
 
 
 def test_a_suspect_runs_by_itself_and_what_comes_before_it_together() -> None:
@@ -492,7 +470,7 @@ def test_the_next_version_is_the_same_work_with_a_fresh_budget(resource_class: s
     assert (new.correlation_id, new.trace_id, new.due_at, new.deadline_at) == ("r", "tr", 50_000, 55_000)
     assert (new.attempts, new.crashes, new.reason, new.failure, new.admission) == (0, 0, "", None, "")
     assert [(one.what, one.why, one.who) for one in new.history] == [("replaces", "order: a typo", "ann")]
-    assert is_ingestion(new) is (expected != ROUTER)
+    assert core.is_ingestion(new) is (expected != ROUTER)
 
 
 def test_without_a_reason_the_link_is_the_id_alone_and_only_quarantined_work_is_replaced() -> None:
@@ -500,7 +478,7 @@ def test_without_a_reason_the_link_is_the_id_alone_and_only_quarantined_work_is_
     assert replaced(item, b"", NOW, who="ann")[1].history[0].why == "order"
     with pytest.raises(IllegalMoveError):
         replaced(WorkItem("a", "t"), b"", NOW, who="ann")
-    assert not is_replaced(discard(item, NOW, who="ann", reason="not wanted"))
+    assert not is_replaced(core.discard(item, NOW, who="ann", reason="not wanted"))
     assert not is_replaced(WorkItem("a", "t", state=WorkState.DISCARDED))
 
 

@@ -56,8 +56,7 @@ async def refused_by(client: Client, **given: Any) -> QueueFullError:
 
 async def test_who_would_miss_its_deadline_is_refused_on_record_and_hears_when_to_come_back(shop: Shop) -> None:
     """Twenty of a second each are before it, and of ten seconds 3.5 may pass."""
-    client = await busy(shop, 20)
-    full = await refused_by(client, deadline=10, assignment_id="hopeless")
+    full = await refused_by(await busy(shop, 20), deadline=10, assignment_id="hopeless")
     assert str(full).startswith("would miss deadline")
     assert 5 < full.retry_after < 15
     assert await shop.store.work.get("hopeless") is None
@@ -165,8 +164,7 @@ async def test_a_refusal_writes_no_row_and_a_duplicate_of_a_kept_one_comes_in_al
     client = Client(shop.store, shop.clock, size=1)
     await client.submit("test.step", assignment_id="kept")
     await refused_by(client, assignment_id="refused")
-    handle = await client.submit("test.step", assignment_id="kept")
-    assert await handle.status() == "pending"
+    assert await (await client.submit("test.step", assignment_id="kept")).status() == "pending"
     assert [item.id for item in await shop.store.work.find()] == ["kept"]
 
 
@@ -280,8 +278,7 @@ async def test_work_that_would_miss_its_deadline_with_everybody_ends_at_once_and
     assert (result.status, result.error_code) == (ResultStatus.ERROR, "SYSTEM_OVERLOAD")
     assert "would miss its deadline" in (result.error_message or "")
     assert took < 0.4
-    kinds = [one.event_type for one in await shop.events() if one.work_id == "short"]
-    assert kinds[-2:] == ["routing", "completed"]
+    assert [one.event_type for one in await shop.events() if one.work_id == "short"][-2:] == ["routing", "completed"]
 
 
 async def test_as_long_as_one_worker_has_not_said_so_it_is_tried_there(shop: Shop) -> None:

@@ -37,8 +37,7 @@ async def accepted_and_gone(shop: Shop, *, router_too: bool, queued: bool = Fals
 
 
 async def result(shop: Shop, within: float, **options: Any) -> ExecResult:
-    handle = await Client(shop.store, shop.clock).hand_in(work("a", **options))
-    return await handle.result(within)
+    return await (await Client(shop.store, shop.clock).hand_in(work("a", **options))).result(within)
 
 
 @pytest.mark.parametrize("router_too", [False, True])
@@ -84,8 +83,7 @@ async def test_a_deadline_is_answered_within_a_second_whoever_is_gone(shop: Shop
     found, took = await answered_after(shop, who, queued=queued)
     assert (found.status, found.error_code) == (ResultStatus.TIMEOUT, "CANCELLED_BY_TIMEOUT")
     assert BY - 0.01 <= took <= BY + SECOND
-    kept = await stored(shop, "a")
-    assert answer_of(kept) == found, "everybody hears the same"
+    assert answer_of(await stored(shop, "a")) == found, "everybody hears the same"
     assert len(await shop.events(TimeoutOccurred)) == 1
 
 

@@ -334,8 +334,7 @@ async def test_thousands_of_waiting_jobs_take_no_place_of_submissions_and_load_n
         results = [await one.result(timeout=30) for one in handles]
     assert {one.status for one in results} == {ResultStatus.SUCCESS}
     await asyncio.sleep(300)  # long enough for a router to bring back the work of workers that are gone
-    after = worker.snapshot()
-    assert after.classes == before.classes
+    assert worker.snapshot().classes == before.classes
     assert {one.overload_status for one in results} <= {None, "healthy"}
     counts = (await shop.store.work.snapshot()).counts
     assert {name: counts[name] for name in counts if name.startswith("ingest.")} == {

@@ -8,7 +8,8 @@ from msgspec import structs
 
 from reefknot.queue.client import Client
 from reefknot.queue.model.messages import RESULT, ExecResult, ResultStatus, encode
-from reefknot.queue.port.work_queue import ALL
+from reefknot.queue.model.transitions import Requeue
+from reefknot.queue.port.work_queue import EVERYTHING, WorkFilter
 from reefknot.queue.router import service, submissions
 from tests.unit.queue.shops import answers, served
 from tests.workshop import DENIED, OK, Shop, Step, work
@@ -25,7 +26,7 @@ async def failed_once(shop: Shop, step: Step, **options: Any) -> Client:
 
 async def requeued(shop: Shop, client: Client) -> ExecResult:
     """The result that a caller gets after a person has requeued it."""
-    assert await shop.store.quarantine.requeue(ALL, who="ann") == ["a"]
+    assert await shop.store.quarantine.requeue(EVERYTHING, who="ann") == ["a"]
     return await (await client.hand_in(work("a"))).result(timeout=60)
 
 
@@ -33,7 +34,7 @@ async def requeued(shop: Shop, client: Client) -> ExecResult:
 async def test_callers_get_the_new_result_and_there_is_no_old_one_any_more(shop: Shop) -> None:
     step = Step(DENIED, seconds=2)
     client = await failed_once(shop, step)
-    assert await shop.store.quarantine.requeue(ALL, who="ann") == ["a"]
+    assert await shop.store.quarantine.requeue(EVERYTHING, who="ann") == ["a"]
     handle = await client.hand_in(work("a"))
     assert await handle.status() in ("pending", "running")
     early, late = asyncio.create_task(handle.result(timeout=30)), await handle.result(timeout=30)
@@ -44,7 +45,7 @@ async def test_callers_get_the_new_result_and_there_is_no_old_one_any_more(shop:
 async def test_who_submits_the_same_again_to_a_router_waits_for_the_new_result(shop: Shop) -> None:
     await failed_once(shop, Step(DENIED, seconds=2))
     (router,) = [one for one in shop.members if isinstance(one, service.Router)]
-    await shop.store.quarantine.requeue(ALL, who="ann")
+    await shop.store.quarantine.requeue(EVERYTHING, who="ann")
     (result,) = await answers(await router.submit(work("a")), within=30)
     assert result.status is ResultStatus.SUCCESS
 
@@ -85,7 +86,7 @@ async def retried(shop: Shop) -> asyncio.Future[object]:
     worker.pause()
     await asyncio.sleep(1.5)
     assert await shop.store.work.recall(["cpu@w1"]) == 0
-    assert await shop.store.work.retry(["a"], who="ann") == ["a"]
+    assert await shop.store.work.change(WorkFilter(ids=("a",)), Requeue("ann")) == ["a"]
     assert await shop.store.work.recall(["cpu@w1"]) == 1
     answer: asyncio.Future[object] = await router.submit(work("a"))  # type: ignore[assignment]
     await asyncio.sleep(1)
@@ -102,5 +103,4 @@ async def test_a_late_result_of_an_earlier_generation_answers_no_one(
 ) -> None:
     if careless:
         monkeypatch.setattr(submissions, "requeued_at", lambda item: 0)
-    answer = await retried(shop)
-    assert answer.done() is careless
+    assert (await retried(shop)).done() is careless

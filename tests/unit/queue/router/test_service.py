@@ -94,8 +94,7 @@ async def test_a_result_that_was_lost_on_its_way_comes_from_the_store_within_two
 
 
 async def test_the_deadline_counts_from_the_router_on(shop: Shop) -> None:
-    router = await shop.router()
-    future = await router.submit(work("a", deadline_ms=10_000))
+    future = await (await shop.router()).submit(work("a", deadline_ms=10_000))
     await asyncio.sleep(6)
     await shop.worker("w1", Step(seconds=60))
     (result,) = await answers(future)
@@ -156,8 +155,7 @@ async def test_a_router_that_comes_back_adopts_its_work_and_results(shop: Shop, 
     else:
         shop.vanish(first)
     await asyncio.sleep(10)
-    second = await shop.router()
-    (result,) = await answers(await second.submit(work("a")))
+    (result,) = await answers(await (await shop.router()).submit(work("a")))
     assert (result.status, len(step.began)) == (ResultStatus.SUCCESS, 1)
     assert asyncio.get_running_loop().time() < within
 
@@ -225,8 +223,7 @@ async def old_worker(shop: Shop, status: str, message: str | None = None) -> Non
 
 async def test_an_old_worker_is_reached_over_the_shared_subject(shop: Shop) -> None:
     peer = asyncio.create_task(old_worker(shop, "accepted"))
-    router = await shop.router(shared_subject=True)
-    (result,) = await answers(await router.submit(work("a")), within=5)
+    (result,) = await answers(await (await shop.router(shared_subject=True)).submit(work("a")), within=5)
     assert (result.status, result.provider_id) == (ResultStatus.SUCCESS, "old")
     peer.cancel()
 
@@ -243,8 +240,7 @@ async def test_an_old_worker_is_reached_over_the_shared_subject(shop: Shop) -> N
 )
 async def test_a_refusal_without_a_reason_ends_it_as_its_words_say(shop: Shop, message: str | None, code: str) -> None:
     peer = asyncio.create_task(old_worker(shop, "rejected", message))
-    router = await shop.router(shared_subject=True)
-    (result,) = await answers(await router.submit(work("a")), within=5)
+    (result,) = await answers(await (await shop.router(shared_subject=True)).submit(work("a")), within=5)
     assert (result.status, result.error_code) == (ResultStatus.ERROR, code)
     peer.cancel()
 
@@ -259,8 +255,7 @@ async def test_what_the_baseline_cannot_run_is_the_callers_mistake_and_no_overlo
 async def test_without_the_shared_subject_work_waits_for_a_worker_that_tells_of_itself(shop: Shop) -> None:
     """The control of the two before."""
     peer = asyncio.create_task(old_worker(shop, "accepted"))
-    router = await shop.router()
-    future = await router.submit(work("a"))
+    future = await (await shop.router()).submit(work("a"))
     await asyncio.sleep(20)
     assert not future.done()
     peer.cancel()
@@ -297,5 +292,4 @@ async def test_every_caller_whose_work_is_elsewhere_hears_however_many_there_are
     futures = [await second.submit(work(name)) for name in names]
     for name in names[service.BATCH :]:
         await first.cancel(name)
-    done = await answers(*futures[service.BATCH :], within=30)
-    assert {one.status for one in done} == {ResultStatus.CANCELLED}
+    assert {one.status for one in await answers(*futures[service.BATCH :], within=30)} == {ResultStatus.CANCELLED}

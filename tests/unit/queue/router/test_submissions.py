@@ -33,8 +33,6 @@ async def all_of(router: service.Router, names: Sequence[str], **options: Any) -
 
 
 class Counted:
-    """A work queue that counts its calls."""
-
     def __init__(self, work: Any) -> None:
         self._work = work
         self.calls: Counter[str] = Counter()
@@ -52,8 +50,7 @@ async def test_a_hundred_submissions_at_once_are_few_writes_and_no_claims(shop: 
     await shop.worker("w1", Step(seconds=0))
     await asyncio.sleep(1.1)
     claims = counted.calls["claim"]
-    results = await all_of(router, [f"a{n}" for n in range(100)])
-    assert {one.status for one in results} == {ResultStatus.SUCCESS}
+    assert {one.status for one in await all_of(router, [f"a{n}" for n in range(100)])} == {ResultStatus.SUCCESS}
     assert counted.calls["enqueue"] <= 5
     assert "settle" not in counted.calls, "its worker has written the results in the same store"
     assert counted.calls["claim"] - claims <= 3, "only the look for what others handed in"
@@ -182,8 +179,7 @@ async def test_a_router_that_has_stopped_keeps_what_it_is_given_for_the_next_one
     async with asyncio.timeout(5):
         await first.submit(work("a"))
     await shop.store.leases.end([first.owner])
-    second = await served(shop, Step())
-    (result,) = await all_of(second, ["a"])
+    (result,) = await all_of(await served(shop, Step()), ["a"])
     assert result.status is ResultStatus.SUCCESS
 
 

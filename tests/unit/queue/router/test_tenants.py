@@ -24,16 +24,13 @@ TENANTS = ("acme", "bolt", None)
 
 
 class Told(Step):
-    """A step whose result tells for whom it ran."""
-
     async def run(self, inputs: Any, context: Any) -> StepResult:
         await super().run(inputs, context)
         return StepResult(outputs={"tenant": context.tenant_id, "value": inputs.get("value")})
 
 
 def of(tenant: str | None, name: str = "x", *, request: str = "", **payload: Any) -> ExecAssignment:
-    given = work(name, payload)
-    return structs.replace(given, tenant_id=tenant, request_id=request or f"r-{tenant}")
+    return structs.replace(work(name, payload), tenant_id=tenant, request_id=request or f"r-{tenant}")
 
 
 def tenant_told(result: ExecResult) -> Any:

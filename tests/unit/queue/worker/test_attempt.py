@@ -118,8 +118,7 @@ async def test_the_wait_that_was_decided_is_the_previous_one_of_the_next_decisio
 
 
 async def test_the_deadline_holds_as_well_and_counts_from_acceptance(shop: Shop) -> None:
-    step = Step(seconds=60)
-    await shop.worker("w1", step)
+    await shop.worker("w1", Step(seconds=60))
     await shop.send(work("a", deadline_ms=3000, timeout_ms=50_000), work("b", deadline_ms=50_000, timeout_ms=4000))
     await asyncio.sleep(20)
     assert shop.result("a").latency_ms == pytest.approx(3000, abs=5)
@@ -252,8 +251,7 @@ async def test_degraded_work_gets_no_retries_and_less_time(shop: Shop) -> None:
     assert words == ["Assignment queued"] * 5 + ["light"] * 3 + ["medium"] * 2
     await asyncio.sleep(600)
     assert [len(step.times(name)) for name in ("n4", "n6", "n9")] == [4, 4, 1]
-    budgets = {one.assignment_id: one.seconds for one in step.contexts}
-    assert budgets["n9"] == pytest.approx(80.0, abs=0.1)
+    assert {one.assignment_id: one.seconds for one in step.contexts}["n9"] == pytest.approx(80.0, abs=0.1)
 
 
 @pytest.mark.parametrize("outcome", [DENIED, http(503, retry_after=400.0)], ids=["denied", "asked to stay away"])

@@ -78,8 +78,7 @@ def counted(worker: Worker, shop: Shop) -> Counting:
 
 
 async def test_what_arrives_together_is_kept_in_one_step(shop: Shop) -> None:
-    worker = await shop.worker("w1", Step())
-    queue = counted(worker, shop)
+    queue = counted(await shop.worker("w1", Step()), shop)
     await sent(shop, *(work(f"a{n}") for n in range(50)), wait=10)
     assert (queue.sizes("assign"), [one.status for one in shop.results]) == ([50], [ResultStatus.SUCCESS] * 50)
     assert [event.work_id for event in await shop.events(Admission)] == [f"a{n}" for n in range(50)]

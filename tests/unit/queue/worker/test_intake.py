@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from reefknot.audit.journal import Journal
 from reefknot.audit.model.event import Admission, Dropped
 from reefknot.errors import StoreFullError, StoreUnavailableError
+from reefknot.queue.model import messages
 from reefknot.queue.model.admission import Oldest, OverloadStatus, RejectionPolicy, Rules
-from reefknot.queue.model.messages import (
-    ACK,
-    RESULT,
-    AckStatus,
-    ExecAssignmentAck,
-    ResultStatus,
-    assign_subject,
-    encode,
-)
+from reefknot.queue.model.messages import ACK, RESULT, AckStatus, ExecAssignmentAck, ResultStatus, encode
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.port.work_queue import Enqueue, Enqueued
 from reefknot.queue.router.submissions import Submissions
@@ -63,8 +56,7 @@ async def test_a_full_queue_refuses_with_reason_and_time(shop: Shop, policy: Rej
 
 async def test_deferred_work_takes_a_place_and_runs_when_its_time_comes(shop: Shop) -> None:
     """750 of 1000: 15 s."""
-    worker = await busy(shop, 1000, 0, rules=Rules(size=1000, policy=RejectionPolicy.DEFER))
-    pool = worker.pools["cpu"]
+    pool = (await busy(shop, 1000, 0, rules=Rules(size=1000, policy=RejectionPolicy.DEFER))).pools["cpu"]
     pool.depth = lambda: 750
     await shop.send(work("d"))
     assert shop.ack("d").message == "Assignment deferred for 15000ms"
@@ -158,8 +150,7 @@ async def test_the_baseline_has_no_bound_and_not_one_new_field(shop: Shop) -> No
 
 
 async def test_the_baselines_heartbeat_does_not_tell_how_full_it_is(shop: Shop) -> None:
-    worker = await busy(shop, 2, 50, queue_v2=False)
-    said = worker.heartbeat().classes["cpu"]
+    said = (await busy(shop, 2, 50, queue_v2=False)).heartbeat().classes["cpu"]
     assert (said.status, said.queue_depth, said.active) == (OverloadStatus.HEALTHY, 0, 1)
 
 
@@ -375,7 +366,7 @@ def after(burst: Burst, way: str, rules: Rules, *, slots: int = 1, late: str = "
             if way == "own":
                 item = submissions.item(one, encode(one))
                 assert await shop.store.work.enqueue([item], Enqueue(owner="router")) == [Enqueued.ACCEPTED]
-            await shop.transport.publish(assign_subject("w1"), encode(one))
+            await shop.transport.publish(messages.assign_subject("w1"), encode(one))
             await asyncio.sleep(pause / 1000)
         await asyncio.sleep(2)
         assert pool.reserved == 0
@@ -388,8 +379,7 @@ def after(burst: Burst, way: str, rules: Rules, *, slots: int = 1, late: str = "
             first.setdefault(ack.assignment_id, ack)
         seen.accepted = [name for name, ack in first.items() if ack.status is AckStatus.ACCEPTED]
         seen.rejected = [name for name, ack in first.items() if ack.status is AckStatus.REJECTED]
-        waiting = {*pool.queue._ready, *pool.queue._later}
-        assert waiting == set(seen.accepted) - set(seen.dropped)
+        assert {*pool.queue._ready, *pool.queue._later} == set(seen.accepted) - set(seen.dropped)
         assert {one.assignment_id for one in shop.results} == set(seen.dropped)
 
     with_shop(story)
@@ -415,9 +405,7 @@ def test_an_arrival_is_as_old_as_its_admission_however_long_its_write_takes() ->
 @pytest.mark.parametrize("policy", list(RejectionPolicy))
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(burst=bursts, size=st.integers(1, 4))
-def test_the_depth_stays_within_the_size_and_the_policy_holds_for_any_burst(
-    way: str, policy: RejectionPolicy, burst: Burst, size: int
-) -> None:
+def test_depth_and_policy_hold_for_any_burst(way: str, policy: RejectionPolicy, burst: Burst, size: int) -> None:
     seen = after(burst, way, Rules(size=size, policy=policy))
     assert max(seen.depths) <= size
     assert len(seen.accepted) + len(seen.rejected) == len(burst)
@@ -430,5 +418,4 @@ def test_the_depth_stays_within_the_size_and_the_policy_holds_for_any_burst(
 
 def test_control_a_pool_that_does_not_wait_for_what_is_being_written_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reefknot.queue.worker.admission._makes_room_later", lambda pool, arrival: False)
-    seen = after([(0, 0)] * 10, "shared", Rules(size=3, policy=RejectionPolicy.DROP_OLDEST))
-    assert seen.rejected
+    assert after([(0, 0)] * 10, "shared", Rules(size=3, policy=RejectionPolicy.DROP_OLDEST)).rejected

@@ -120,8 +120,7 @@ async def test_control_flow_is_answered_with_its_cause(shop: Shop, kind: type[Ba
 
 async def test_a_slot_that_is_closed_from_outside_reports_no_failure_of_its_step(shop: Shop) -> None:
     """A loop that ends closes the coroutines it leaves behind: that is the process's end, not the step's."""
-    step = Step(seconds=3600)
-    worker = await ran(shop, step, wait=1)
+    worker = await ran(shop, Step(seconds=3600), wait=1)
     (task,) = [task for pool in worker.pools.values() for task in pool.running.values()]
     coroutine: Any = task.get_coro()
     with pytest.raises((RuntimeError, ValueError, GeneratorExit)):

@@ -11,7 +11,7 @@ from reefknot.errors import ParameterError
 from reefknot.queue.model.admission import OverloadStatus, Rules
 from reefknot.queue.model.messages import CANCEL, AckStatus, Cancel, ExecResult, ResultStatus, encode
 from reefknot.queue.model.work import WorkItem, WorkState
-from reefknot.queue.port.work_queue import QuarantineFilter
+from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.router.service import Router
 from reefknot.queue.worker import closing, service
 from tests.unit.queue.shops import ran, sent, stored, told
@@ -108,8 +108,7 @@ async def test_a_delayed_retry_comes_back_after_a_restart_under_the_same_id(shop
     step, retry = Step(REFUSED, OK), {"max_attempts": 3, "backoff_ms": 20_000}
     shop.vanish(await ran(shop, step, work("a", retry=retry, timeout_ms=100_000), wait=0.1))
     await asyncio.sleep(1)
-    second = await shop.worker("w1", step)
-    assert second.pools["cpu"].queue.depth == 1
+    assert (await shop.worker("w1", step)).pools["cpu"].queue.depth == 1
     await asyncio.sleep(30)
     result = shop.result("a")
     assert (result.status, result.retries_used) == (ResultStatus.SUCCESS, 1)
@@ -195,7 +194,7 @@ async def test_work_requeued_from_quarantine_is_found_without_anybody_sending_it
     await ran(shop, step, wait=1, quarantine_failed=True)
     assert shop.result("a").error_code == "PERMISSION_DENIED"
     step.outcomes = (OK,)
-    assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
+    assert await shop.store.quarantine.requeue(WorkFilter(ids=("a",)), who="me") == ["a"]
     await asyncio.sleep(3)
     assert [one.status.value for one in shop.results] == ["error", "success"]
     assert step.contexts[-1].idempotency_key == "a/1"
@@ -277,14 +276,13 @@ async def test_the_oldest_of_a_worker_has_waited_as_long_as_the_store_says(shop:
     """Since it was requeued, for a job that was in quarantine for an hour."""
     worker = await ran(shop, Step(DENIED), wait=3600, quarantine_failed=True)
     worker.pause()
-    assert await shop.store.quarantine.requeue(QuarantineFilter(ids=("a",)), who="me") == ["a"]
+    assert await shop.store.quarantine.requeue(WorkFilter(ids=("a",)), who="me") == ["a"]
     item = await stored(shop, "a")
     pool = worker.pools["cpu"]
     pool.put(pool.queued(item))
     await asyncio.sleep(12)
     pool.put(pool.queued(item))  # as after a restart
-    oldest = (await shop.store.work.snapshot()).oldest_due_ms / 1000
-    assert oldest == 12
+    assert (await shop.store.work.snapshot()).oldest_due_ms / 1000 == 12
     assert worker.snapshot().classes["cpu"].oldest_age_s == pytest.approx(12, abs=0.01)
 
 
@@ -296,8 +294,7 @@ async def test_a_level_that_is_not_healthy_comes_with_its_reason_until_it_is_lef
     await asyncio.sleep(1)
     left = "0 of 2 places in the queue are taken; it was critical a moment ago"
     assert worker.level_reasons() == {"cpu": left}
-    seen = [await asyncio.sleep(1, worker.level_reasons()) for _ in range(9)]
-    assert seen[-1] == {}
+    assert [await asyncio.sleep(1, worker.level_reasons()) for _ in range(9)][-1] == {}
 
 
 RETRY = {"max_attempts": 3, "backoff_ms": 20_000}
@@ -357,8 +354,7 @@ async def test_a_retry_that_waits_goes_over_with_its_due_time_and_its_attempts(s
     assert (after.attempts, after.due_at, after.resource_class) == (1, before.due_at, "cpu@w2")
     assert second.pools["cpu"].queue.later == 1
     assert (await future).retries_used == 1
-    began = step.times("a")
-    assert began[1] * 1000 >= before.due_at - shop.clock.wall() * 1000 + shop.clock.now() * 1000 - 1
+    assert step.times("a")[1] * 1000 >= before.due_at - shop.clock.wall() * 1000 + shop.clock.now() * 1000 - 1
 
 
 @pytest.mark.parametrize("comes_back", ["restart", "resume"])

@@ -174,8 +174,7 @@ async def test_a_slow_destination_is_asked_again_after_some_seconds_without_an_a
 
 @pytest.mark.parametrize("shop", ["memory", "sqlite"], indirect=True)
 async def test_a_deadline_that_passes_in_a_queue_is_the_same_end_at_a_router_and_at_a_worker(shop: Shop) -> None:
-    router = await shop.router()
-    early = await router.submit(work("at-router", deadline_ms=500, priority=0))
+    early = await (await shop.router()).submit(work("at-router", deadline_ms=500, priority=0))
     await asyncio.sleep(3)
     await ran(shop, Step(seconds=30), work("long"), work("at-worker", deadline_ms=500), wait=3, concurrency={"cpu": 1})
     assert early is not None
@@ -242,8 +241,7 @@ async def test_an_attempt_that_was_lost_is_made_up_for_although_its_time_is_over
 
 
 async def test_a_deadline_holds_whatever_crashed(shop: Shop) -> None:
-    first = await ran(shop, Step(seconds=60), work("a", deadline_ms=2000), wait=0.5, lease=LEASE)
-    shop.vanish(first)
+    shop.vanish(await ran(shop, Step(seconds=60), work("a", deadline_ms=2000), wait=0.5, lease=LEASE))
     step = Step()
     await shop.worker("w1", step, lease=LEASE)
     await asyncio.sleep(60)

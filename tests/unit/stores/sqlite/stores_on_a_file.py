@@ -33,7 +33,6 @@ def by_hand(path: Path, statements: str) -> Any:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Another process holds the write lock."""
     other = apsw.Connection(str(path))
     other.execute("BEGIN IMMEDIATE")
     try:
@@ -54,7 +53,6 @@ async def waits_for_the_lock(store: SqliteStore, path: Path) -> AsyncIterator[as
 
 
 async def ended(store: SqliteStore, *keys: str) -> None:
-    """Claim and finish each of the keys."""
     for key in keys:
         answer = await store.idempotency.claim(key, owner=key)
         assert isinstance(answer, Claimed)

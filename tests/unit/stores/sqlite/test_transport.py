@@ -50,7 +50,6 @@ class Fleet:
         return by_hand(self.path, query)
 
     async def cleared(self, *ends: transport.SqliteTransport) -> None:
-        """What an end does every second, now."""
         for end in ends:
             end._is_announced = False
             end._announce()

@@ -116,8 +116,7 @@ async def test_a_key_that_is_claimed_again_in_the_batch_that_makes_room_is_not_l
             await asyncio.sleep(0)
         await first
         assert all(isinstance(answer, Claimed) for answer in await asyncio.gather(*claims))
-        kept = [await store.idempotency.get(key) is not None for key in ("newcomer", "a")]
-        assert kept == [True, not careless]
+        assert [await store.idempotency.get(key) is not None for key in ("newcomer", "a")] == [True, not careless]
 
 
 @pytest.mark.parametrize("has_room", [True, False])
@@ -198,8 +197,7 @@ async def test_keys_of_one_hash_are_different_keys(path: Path, monkeypatch: pyte
     async with opened(path) as store:
         await ended(store, "a", "b", "c")
         assert await store.idempotency.forget("b") is True
-        answers = [type(await store.idempotency.claim(key, owner="late")) for key in "abc"]
-        assert answers == [Hit, Claimed, Hit]
+        assert [type(await store.idempotency.claim(key, owner="late")) for key in "abc"] == [Hit, Claimed, Hit]
 
 
 _SECOND_ROW = (
@@ -271,8 +269,7 @@ async def pages_of_new_keys(path: Path, *, have_moved: bool) -> int:
 async def test_new_keys_rewrite_few_pages_among_many_keys(tmp_path: Path) -> None:
     """With the control: in one large index nearly every new key has a page of its own."""
     in_two_tables = await pages_of_new_keys(tmp_path / "two.db", have_moved=True)
-    in_one_table = await pages_of_new_keys(tmp_path / "one.db", have_moved=False)
-    assert 3 * in_two_tables < in_one_table
+    assert 3 * in_two_tables < await pages_of_new_keys(tmp_path / "one.db", have_moved=False)
 
 
 def test_the_hash_of_a_key_is_fixed_because_files_hold_it() -> None:

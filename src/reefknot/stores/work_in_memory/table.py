@@ -1,5 +1,5 @@
 """
-`WorkTable` and `QuarantineTable`: every transition of a work queue and of its quarantine, over items in memory.
+`WorkTable`: every transition of a work queue, over items in memory.
 
 Engines that hold their work in memory share them. They are synchronous and have no clock, no log and no waiting
 callers: the moment is an argument and never goes back, and audit events and topics to wake are collected until the
@@ -21,13 +21,12 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Accept, Reject
-from reefknot.queue.model.edited_work import replaced
-from reefknot.queue.model.failure_groups import FailureGroups, fingerprint_of, has_error
+from reefknot.queue.model.failure_groups import FailureGroups
 from reefknot.queue.model.results import DROPPED
 from reefknot.queue.model.submission import BatchAdmission, Displace, OpenWork, Stage, SubmissionRules
+from reefknot.queue.model.transitions import Transition, outcome
 from reefknot.queue.model.work import ENDED, WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
-    ALL,
     EVERYTHING,
     FIRST_FENCE,
     FREELY,
@@ -35,7 +34,6 @@ from reefknot.queue.port.work_queue import (
     Enqueued,
     Held,
     ItemEvents,
-    QuarantineFilter,
     QuarantineStats,
     Settlement,
     WorkClaim,
@@ -231,15 +229,29 @@ class WorkTable(WorkItems):
         self.events += events
         return True
 
-    def retry(
-        self, ids: Sequence[str], *, now: Moment, who: str, why: str = "", events: Sequence[AuditEntry] = ()
+    def change(
+        self,
+        which: WorkFilter,
+        transition: Transition,
+        *,
+        now: Moment,
+        dry_run: bool = False,
+        events: Sequence[AuditEntry] = (),
     ) -> list[str]:
-        found = [self.items[one] for one in dict.fromkeys(ids) if one in self.items]
-        ended = [item for item in found if core.can_retry(item)]
-        for item in ended:
-            self.put(core.requeue(item, now, who=who, why=why), now)
-        self.events += events if ended else ()
-        return [item.id for item in ended]
+        changed: list[str] = []
+        for item in self._matching(which):
+            kept = outcome(item, transition, now)
+            if kept is None or any(one.id in self.items for one in kept[1:]):
+                continue
+            changed.append(item.id)
+            if dry_run:
+                continue
+            if not kept:
+                self.remove(item.id)
+            for one in kept:
+                self.put(one, now)
+        self.events += events if changed and not dry_run else ()
+        return changed
 
     def transfer(self, work_id: str, resource_class: str, *, now: Moment, due_at: int | None = None) -> bool:
         item = self.items.get(work_id)
@@ -306,6 +318,30 @@ class WorkTable(WorkItems):
         found = choose(limit, found, key=lambda item: self._order[item.id])
         return [structs.replace(item, payload=b"") for item in found]
 
+    def by_id(self, which: WorkFilter, *, after: str = "", limit: int = 100) -> list[WorkItem]:
+        found = [item for item in self._matching(which) if item.id > after]
+        return [structs.replace(item, payload=b"") for item in found[:limit]]
+
+    def count(self, which: WorkFilter) -> dict[str, int]:
+        return dict(Counter(item.kind for item in self._matching(which)).most_common())
+
+    def groups(self, which: WorkFilter) -> FailureGroups:
+        return FailureGroups(self._matching(which))
+
+    def quarantine_stats(self) -> QuarantineStats:
+        items = self._matching(WorkFilter(state=WorkState.QUARANTINED))
+        return QuarantineStats(
+            total=len(items),
+            by_kind=dict(Counter(item.kind for item in items)),
+            by_source=dict(Counter(item.source for item in items)),
+            by_reason=dict(Counter(item.reason for item in items)),
+            oldest_at=min((item.updated_at for item in items), default=None),
+        )
+
+    def _matching(self, which: WorkFilter) -> list[WorkItem]:
+        found = (item for item in self.items.values() if which.state in (None, item.state) and which.matches(item))
+        return sorted(found, key=lambda item: item.id)
+
     def open_classes(self) -> list[str]:
         states = (WorkState.PENDING, WorkState.RUNNING)
         return sorted({item.resource_class for item in self.items.values() if item.state in states})
@@ -327,127 +363,3 @@ class WorkTable(WorkItems):
     def newest_at(self) -> int | None:
         """The time of the latest change of an item that is kept."""
         return max((item.updated_at for item in self.items.values()), default=None)
-
-
-_Change = Callable[[WorkItem, Moment], WorkItem]
-
-
-class QuarantineTable:
-    """The quarantined items of a work table: the calls of `QuarantineStore`, at a given moment."""
-
-    def __init__(self, table: WorkTable) -> None:
-        self._table = table
-
-    def find(self, which: QuarantineFilter = ALL, *, after: str = "", limit: int = 100) -> list[WorkItem]:
-        found = [item for item in self._meant(which) if item.id > after]
-        return [structs.replace(item, payload=b"") for item in found[:limit]]
-
-    def show(self, work_id: str) -> WorkItem | None:
-        item = self._table.items.get(work_id)
-        return item if item is not None and item.state is WorkState.QUARANTINED else None
-
-    def requeue(
-        self,
-        which: QuarantineFilter,
-        *,
-        now: Moment,
-        who: str,
-        why: str = "",
-        dry_run: bool = False,
-        events: Sequence[AuditEntry] = (),
-    ) -> list[str]:
-        return self._change(which, partial(core.requeue, who=who, why=why), now=now, dry_run=dry_run, events=events)
-
-    def discard(
-        self,
-        which: QuarantineFilter,
-        *,
-        now: Moment,
-        who: str,
-        reason: str = "",
-        dry_run: bool = False,
-        events: Sequence[AuditEntry] = (),
-    ) -> list[str]:
-        change = partial(core.discard, who=who, reason=reason)
-        return self._change(which, change, now=now, dry_run=dry_run, events=events)
-
-    def purge(
-        self, which: QuarantineFilter, *, now: Moment, dry_run: bool = False, events: Sequence[AuditEntry] = ()
-    ) -> list[str]:
-        return self._change(which, None, now=now, dry_run=dry_run, events=events)
-
-    def replace(
-        self,
-        work_id: str,
-        payload: bytes,
-        *,
-        now: Moment,
-        who: str,
-        why: str = "",
-        events: Sequence[AuditEntry] = (),
-    ) -> str | None:
-        item = self.show(work_id)
-        if item is None:
-            return None
-        old, new = replaced(item, payload, now, who=who, why=why)
-        if new.id in self._table.items:
-            return None
-        self._table.put(new, now)
-        self._table.put(old, now)
-        self._table.events += events
-        return new.id
-
-    def count(self, which: QuarantineFilter = ALL) -> dict[str, int]:
-        return dict(Counter(item.kind for item in self._meant(which)).most_common())
-
-    def stats(self) -> QuarantineStats:
-        items = self._meant(ALL)
-        return QuarantineStats(
-            total=len(items),
-            by_kind=dict(Counter(item.kind for item in items)),
-            by_source=dict(Counter(item.source for item in items)),
-            by_reason=dict(Counter(item.reason for item in items)),
-            oldest_at=min((item.updated_at for item in items), default=None),
-        )
-
-    def groups(self, which: QuarantineFilter = ALL) -> FailureGroups:
-        return FailureGroups(self._meant(which))
-
-    def _meant(self, which: QuarantineFilter) -> list[WorkItem]:
-        held = (item for item in self._table.items.values() if item.state is WorkState.QUARANTINED)
-        return sorted((item for item in held if matches(which, item)), key=lambda item: item.id)
-
-    def _change(
-        self,
-        which: QuarantineFilter,
-        change: _Change | None,
-        *,
-        now: Moment,
-        dry_run: bool,
-        events: Sequence[AuditEntry],
-    ) -> list[str]:
-        """Change the items that meet the filter, or delete them when there is no change to make. Returns their ids."""
-        items = self._meant(which)
-        if items and not dry_run:
-            for item in items:
-                if change is None:
-                    self._table.remove(item.id)
-                else:
-                    self._table.put(change(item, now), now)
-            self._table.events += events
-        return [item.id for item in items]
-
-
-def matches(which: QuarantineFilter, item: WorkItem) -> bool:
-    """Whether a filter means this item, which is in quarantine."""
-    return (
-        (not which.ids or item.id in which.ids)
-        and which.kind in (None, item.kind)
-        and which.source in (None, item.source)
-        and (which.reason_contains is None or which.reason_contains in item.reason)
-        and (which.before is None or item.updated_at < which.before)
-        and (which.since is None or item.updated_at >= which.since)
-        and which.tenant_id in (None, item.tenant_id)
-        and (which.error is None or has_error(item, which.error))
-        and (which.fingerprint is None or which.fingerprint == fingerprint_of(item))
-    )
