@@ -1,4 +1,4 @@
-# `make run` shows the product at work, `make test` is everything CI does, `make bench` measures it beside its peers.
+# `make run` shows the product at work, `make test` is everything CI does, `make bench` measures it against its peers.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -42,7 +42,7 @@ step = @printf '\n== %s\n' '$(1)'
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
-venv: $(STAMP) ## the environment in .venv; made anew only when its inputs change
+venv: $(STAMP) ## the environment in .venv; rebuilt only when its inputs change
 
 $(STAMP): pyproject.toml constraints.txt tools/make_venv.sh tools/system_packages.sh
 	$(call step,environment)
@@ -111,7 +111,7 @@ house: $(STAMP) ## the rules for sizes, names, docstrings and import cycles; ARG
 	$(call step,house rules)
 	@$(BIN)/python -m tools.check_house $(ARGS)
 
-map: $(STAMP) ## draw the tree of modules and the graph of imports in docs/architecture.md anew
+map: $(STAMP) ## redraw the tree of modules and the graph of imports in docs/architecture.md
 	@$(BIN)/python -m tools.draw_map
 
 docs: $(STAMP) ## the documents as a site in site/; a broken link is an error

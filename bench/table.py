@@ -87,7 +87,7 @@ class Result:
 
 
 def filled(table: Table, run: Run) -> Result:
-    """The timings beside the reference and the targets. A target for somebody who did not run is a mistake."""
+    """The timings with the reference and the targets. A target for a contestant that did not run is a mistake."""
     figures = {name: timing.best for name, timing in run.timings.items()}
     targets = table.targets if run.targets is None else run.targets
     strangers = set(targets) - set(figures)

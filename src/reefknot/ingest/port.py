@@ -98,7 +98,7 @@ class Page(Struct, frozen=True):
     """The ids of documents that the source does not have any more."""
     failures: tuple[ItemFailure, ...] = ()
     is_last: bool = True
-    """Whether the source has nothing more for now. The next sync begins at the cursor all the same."""
+    """Whether the source has nothing more for now. The next sync still begins at the cursor."""
     seen: int = 0
     """The number of items that were looked at, unchanged ones included."""
     checked: int = 0

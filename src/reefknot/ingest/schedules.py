@@ -127,7 +127,7 @@ async def pause(
 
 
 async def resume(store: Store, name: str, *, events: Sequence[AuditEntry] = ()) -> ScheduleState:
-    """Resume an entry: it goes on with the first due time after now, and what was due meanwhile is passed over."""
+    """Resume an entry at its first due time after now; due times that passed meanwhile are skipped."""
     now = time_of(store)
     return await change_state(
         store, name, lambda known: replace(known, paused=False, paused_by="", why="", last_due=now), events=events

@@ -191,11 +191,11 @@ async def request_sync(
     events: Sequence[AuditEntry] = (),
 ) -> str | None:
     """
-    Ask for a sync of a source. Returns the id of the job that does it; None when only a person can help.
+    Ask for a sync of a source. Returns the id of its job; None when it needs an operator.
 
-    A sync that is waiting or running already is that job: a source is not fetched twice at once. A person's own request
-    does not wait for the retry of an earlier sync, but replaces it. A sync in quarantine is requeued, with a fresh
-    budget; one that failed for good only by a person.
+    A sync that is already waiting or running is that job: a source is not fetched twice at once. An operator's request
+    does not wait for the retry of an earlier sync, but replaces it. A sync in quarantine is requeued with a fresh
+    budget; one that failed permanently is requeued only by an operator.
     """
     now = jobs.store.moment().wall
     for _ in range(MOST_TRIES):

@@ -158,7 +158,7 @@ async def refuse_taken_names(store: Store, system_id: str) -> None:
     """
     Raise if another living system has a name of this one.
 
-    Each reports its names before it checks, so of two that start at once the one that reported later gives way.
+    Each reports its names before it checks, so if two start at once, the one that reported later is refused.
     """
     systems = await living_systems(store)
     ours = next((one for one in systems if one["system_id"] == system_id), None)

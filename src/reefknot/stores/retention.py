@@ -122,8 +122,7 @@ class RetentionJob:
         try:
             self._doubted_until = self._opened_at + NEWEST_WITHIN_S if await self._is_far_ahead() else self._opened_at
         except Exception as error:  # the round reports it too
-            text = "retention: the newest record was not read, so the clock is not checked yet (%s)"
-            logger().error(text, printable(str(error), most=300))
+            logger().error("retention: the newest record was not read (%s)", printable(str(error), most=300))
 
     async def _clock_is_plausible(self) -> bool:
         """Whether the clock can be trusted: one that was wrong at the start is given a day to be noticed."""

@@ -283,7 +283,7 @@ class BatchRun:
         self.tally.ends["rejected"] += 1
 
     async def _refusal(self, system: System, line: AssignmentLine) -> str:
-        """Why no worker here can run a line: its assignment would wait in vain. Empty when one can."""
+        """Why no worker here can run a line, so that its assignment would never start; empty when one can."""
         wanted, kind = resource_class(line.assignment), line.assignment.job.type
         if not any(wanted in one.pools for one in system.workers):
             known = sorted({name for one in system.workers for name in one.pools})

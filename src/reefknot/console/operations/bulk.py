@@ -245,7 +245,7 @@ def _left(verb: BulkVerb, counts: Mapping[str, int], changed: _Changed) -> list[
     text = (
         f"{left} more were selected, and are not {verb.participle}: they ended meanwhile, or no router has answered yet"
     )
-    return [f"{text}; the same command again goes on with those that are left"]
+    return [f"{text}; run the same command again for the rest"]
 
 
 def action_event(

@@ -516,7 +516,7 @@ class RetryQuery(JobChoice, frozen=True, kw_only=True):
 async def cancel_jobs(
     operator: Operator, query: CancelQuery, *, because: str = "", dry_run: bool = False, listener: BulkListener = SILENT
 ) -> dict[str, Any]:
-    """Cancel jobs wherever they are, some at a time. Called again, it goes on with those that are left."""
+    """Cancel jobs wherever they are, some at a time. After an interruption, call it again for the rest."""
     return await change_jobs(operator, CANCEL, query, because=because.strip(), dry_run=dry_run, listener=listener)
 
 

@@ -77,7 +77,7 @@ def named_source(sources: Iterable[ConfiguredSource], name: str) -> ConfiguredSo
     """The configured source of this name, or an error that lists the names."""
     known = {one.name: one for one in sources}
     if name not in known:
-        also = "; `source add` adds one, and `source list` shows what is left of one that was taken out"
+        also = "; `source add` adds one, and `source list` shows what is left of a removed one"
         raise ParameterUseError("name", unknown_word(name, known, also=also))
     return known[name]
 

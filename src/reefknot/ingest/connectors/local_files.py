@@ -161,7 +161,7 @@ class _Draft:
 
 
 class _Scan:
-    """A walk that goes on with the next page, and the files that were found to be gone."""
+    """A walk that continues with the next page, and the files that it found to be gone."""
 
     def __init__(self, folder: Folder, after: str) -> None:
         self.walk = FolderWalk(folder, after)

@@ -228,8 +228,8 @@ def raised_at(error: BaseException) -> str:
     """
     The file and line that raised an exception; empty when it was not raised.
 
-    Of the frames of a module of one's own it is the innermost: a library that the module calls says less. An error
-    inside reefknot has none of those.
+    It is the innermost frame of a user's module, because the frames of a library below it say less. An error inside
+    reefknot has no such frame.
     """
     frames: list[tuple[str, str]] = []
     below = error.__traceback__

@@ -437,7 +437,7 @@ async def stop_attempts(name: str, tasks: Iterable[asyncio.Task[None]]) -> set[a
     """
     Wait for cancelled attempts of the owner `name`, cancelling them again, for a bounded time.
 
-    Returns those that go on all the same, and names their places in the log.
+    Returns those that keep running, and logs where each of them is.
     """
     left, seconds = set(tasks), STOPPING_S
     for _ in range(CANCELLATIONS):

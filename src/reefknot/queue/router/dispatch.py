@@ -77,7 +77,7 @@ class Dispatcher:
         """By class: the worker that was chosen last."""
         self._published_fleet = (0, -inf)
         self._unknown: list[Pending] = []
-        """Assignments whose type no live worker knows, and that have waited for one in vain."""
+        """Assignments whose type no live worker knows, and whose wait for one is over."""
         self._missing: dict[str, float] = {}
         """Classes that no worker has, and since when, while there are workers of other classes."""
 
@@ -249,7 +249,7 @@ class Dispatcher:
 
     async def _publish_assignment(self, pending: Pending) -> None:
         """
-        Send it with what is left of its deadline, and with the end of that by the worker's own clock.
+        Send it with the time left to its deadline, and with the deadline by the worker's own clock.
 
         The worker's count begins when it accepts the assignment; by its clock it can tell what passed on the way.
         """

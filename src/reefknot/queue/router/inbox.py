@@ -77,9 +77,7 @@ class Inbox:
             if is_done and delivery.done is not None:
                 await self._tasks.start("a message could not be acknowledged", self._acknowledge, delivery)
             for worker_id, how in self._back.items():
-                await self._tasks.start(
-                    "a returned worker was not asked", self._dispatcher.worker_is_back, worker_id, how
-                )
+                await self._tasks.start("a worker was not asked", self._dispatcher.worker_is_back, worker_id, how)
             self._back.clear()
             await self._completion.batch.room()
 

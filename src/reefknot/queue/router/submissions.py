@@ -75,7 +75,7 @@ BATCH = 200
 REFUSALS_S = 1.0
 """How often refusals are written down: the first one at once, and then the number of the others."""
 _NEVER = 1_000_000_000
-"""A router may vanish as often as it likes: that says nothing about the work."""
+"""No crash limit: that a router vanished says nothing about the work."""
 
 
 # ---- validation -----------------------------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ class LocalCallers:
         arrival = _LocalSubmission(assignment, body)
         self.batch.put(arrival)
         try:
-            if not self.batch.served:  # a router that does not run keeps what it is given all the same
+            if not self.batch.served:  # a submission is stored even when its router does not run
                 await self.batch.finish()
             kept = await arrival.kept
             if isinstance(kept, Reject):

@@ -67,7 +67,7 @@ class Closing:
         """Work that intake started, by id and fence: it need not be read again."""
         self._crashed: deque[str] = deque(maxlen=MOST_WATCHED)
         self._foreign: dict[str, str] = {}
-        """Sent here while another worker has it: by id, the class it comes to when that one lets go."""
+        """Assignments that were sent here while another worker holds them: by id, the class that takes them later."""
 
     # ---- attempts ---------------------------------------------------------------------------------------------------
 

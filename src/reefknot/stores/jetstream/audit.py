@@ -172,8 +172,7 @@ class AuditWriter:
     async def close(self) -> None:
         """Copy the remaining events, for a bounded time, and remove the outbox. Call it after the last batch."""
         if self.services.names and not await self.copied(CLOSING_S if self._connection.is_up else 0.0):
-            text = "%s events are not in %s yet; another process will copy them"
-            logger().warning(text, len(self._uncopied), self._names.audit)
+            logger().warning("%d audit events are not copied yet; another process copies them", len(self._uncopied))
         await self.services.stop()
         if self._has_outbox and not self._uncopied and self._connection.is_up:
             try:
@@ -281,8 +280,7 @@ class AuditWriter:
     def _say_waiting(self, tries: int, error: Exception) -> None:
         if tries % 10 == 1:
             text = error_text(error)
-            what = "%s events wait to be copied into %s; trying again (%s)"
-            logger().warning(what, len(self._uncopied), self._names.audit, text)
+            logger().warning("%d events wait to be copied into %s (%s)", len(self._uncopied), self._names.audit, text)
 
     # ---- recovery ----------------------------------------------------------------------------------------------------
 
@@ -306,8 +304,7 @@ class AuditWriter:
                 await asyncio.sleep(2 * GRACE_MS / 1000)
                 await self._recover()
         except (StoreError, RefusedError, TimeoutError) as error:
-            text = "events of ended processes were not copied into %s; trying again later (%s)"
-            logger().warning(text, self._names.audit, error_text(error))
+            logger().warning("audit events of ended processes are not copied yet; trying again (%s)", error_text(error))
 
     async def _recover(self) -> int:
         """Check all outboxes; returns how many have uncopied events that are still too young to be copied here."""

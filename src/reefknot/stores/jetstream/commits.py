@@ -213,9 +213,7 @@ class Commits:
             raise
         except Exception as error:
             text, shown = error_text(error), self._connection.options.shown
-            logger().error(
-                "%s: %d changes were not stored; their callers get the error (%s)", shown, len(changes), text
-            )
+            logger().error("%s: %d changes were not stored and fail (%s)", shown, len(changes), text)
             _fail(changes, error)
 
     async def _commit(self, changes: list[Change[Any]]) -> None:
@@ -371,8 +369,7 @@ class Commits:
 
     def _say_waiting(self, number: int, error: Exception) -> None:
         if number % 10 == 1:
-            shown = self._connection.options.shown
-            logger().warning("changes wait until %s answers; trying again (%s)", shown, error_text(error))
+            logger().warning("changes wait until %s answers (%s)", self._connection.options.shown, error_text(error))
 
     def _check_open(self) -> None:
         if self._closed or self._connection.is_closed:

@@ -130,9 +130,7 @@ class _Subscriber:
         if waiting >= MOST_UNREAD or (waiting >= 0 and self._bytes + len(delivery.body) > MOST_UNREAD_BYTES):
             if not self._is_flooded:
                 subject = printable(delivery.subject, most=100)
-                logger().error(
-                    "messages to %s are dropped: %d wait unread in this process", subject, self.unread.qsize()
-                )
+                logger().error("messages to %s are dropped: %d wait unread here", subject, self.unread.qsize())
             self._is_flooded = True
             return
         self._bytes += len(delivery.body)
@@ -337,8 +335,7 @@ class JetStreamTransport:
         try:
             await self._listeners.open()
         except Exception as error:
-            text = "the listeners on NATS are unknown, so messages are sent without back-pressure (%s)"
-            logger().warning(text, error_text(error))
+            logger().warning("listeners are unknown: messages are sent without back-pressure (%s)", error_text(error))
             return
         self._services.keep("listeners", self._listeners.run)
         await self._round_trip()

@@ -277,8 +277,7 @@ class SqliteTransport:
                         self._announce_at = loop.time() + SEEN_EVERY_S
                         self._announce()
                 except Exception as error:
-                    text = "messages from other processes cannot be read from the store; trying again (%s)"
-                    logger().error(text, error_text(error))
+                    logger().error("messages from other processes cannot be read; trying again (%s)", error_text(error))
                     more = False
                     await asyncio.sleep(AGAIN_S)
                 if not more:
