@@ -173,7 +173,7 @@ async def test_a_mistake_of_the_workers_own_is_an_event_its_text_is_kept_out_of_
     assert (shop.result("a").status, shop.result("a").error_code) == (ResultStatus.ERROR, "INTERNAL_ERROR")
     assert [one[:2] for one in await told(shop)] == [("a", "r-a")]
     assert await shop.store.quarantine.show("a") is not None
-    assert ", at test_records.py:" in caplog.text
+    assert ", test_records.py:" in caplog.text
     assert "; it goes to quarantine (RuntimeError: inside" in caplog.text
     assert "inside, with [redacted]" in caplog.text
     assert CANARY not in caplog.text
