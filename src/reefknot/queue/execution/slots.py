@@ -9,10 +9,10 @@ died is suspect, and runs alone in its process (`Isolation`), one at a time.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 from reefknot.queue.execution.failures import suspended_at
 from reefknot.queue.execution.settling import EndedAttempt, OwnerContext, Settling
@@ -29,19 +29,11 @@ LONGEST_WAIT_S = 300.0
 """How long suspects wait for such functions: one that never returns must not hold them for ever."""
 
 
-class IsolatedPool(Protocol):
-    """A pool as its isolation sees it."""
-
-    paused: bool
-    starting: int
-
-    @property
-    def claimed(self) -> Collection[str]: ...
-
-    @property
-    def is_claiming(self) -> bool: ...
-
-    def wake(self) -> None: ...
+async def wait(event: asyncio.Event, seconds: float) -> None:
+    """Wait for the event, at most this long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 class Isolation:
@@ -58,11 +50,11 @@ class Isolation:
 
     def __init__(self, functions_overdue: Callable[[], int] = lambda: 0) -> None:
         """`functions_overdue` counts the functions of this process that run on although their attempts are over."""
-        self.pools: list[IsolatedPool] = []
+        self.pools: list[Slots] = []
         self._functions_overdue = functions_overdue
         self._waits_since = self._waited_at = -inf
         """Since when suspects wait for such functions, and when one last did."""
-        self._asked_by: IsolatedPool | None = None
+        self._asked_by: Slots | None = None
         self._has_begun = False
         self._requested = asyncio.Event()
         """Set when a pool asks for the process; the next request has an event of its own."""
@@ -87,17 +79,15 @@ class Isolation:
 
     async def wait(self, timeout: float) -> None:
         """Wait until a pool asks for the process, at most `timeout` seconds."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._requested.wait()
+        await wait(self._requested, timeout)
 
-    def may_claim(self, pool: IsolatedPool, wanted: int) -> int:
+    def may_claim(self, pool: "Slots", wanted: int) -> int:
         """The number of items that this pool may claim now, of those it wants."""
         if not self.is_on:
             return wanted
         return 1 if self._asked_by is pool and not self._has_begun and self._is_idle(pool) else 0
 
-    def admits(self, pool: IsolatedPool, items: Sequence[WorkItem], now: float, *, name: str) -> bool:
+    def admits(self, pool: "Slots", items: Sequence[WorkItem], now: float, *, name: str) -> bool:
         """
         Whether a pool may run what it has claimed: `items`, of which a suspect is the only one.
 
@@ -113,7 +103,7 @@ class Isolation:
         logger().warning(text, name, shown, items[0].crashes, CRASH_LIMIT)
         return True
 
-    def begin(self, pool: IsolatedPool, now: float) -> bool:
+    def begin(self, pool: "Slots", now: float) -> bool:
         """
         Begin a suspect that this pool has claimed.
 
@@ -132,19 +122,19 @@ class Isolation:
         self._has_begun = True
         return True
 
-    def no_suspect(self, pool: IsolatedPool) -> None:
+    def no_suspect(self, pool: "Slots") -> None:
         """End a wait: what this pool has claimed is no suspect."""
         if self._asked_by is pool:
             self._end()
 
-    def ended(self, pool: IsolatedPool) -> None:
+    def ended(self, pool: "Slots") -> None:
         """Look again after this pool has ended something: the suspect, or what it waits for."""
         if self._asked_by is pool and self._has_begun and not pool.claimed:
             self._end()
         elif self._asked_by is not None:
             self._asked_by.wake()
 
-    def _is_idle(self, holder: IsolatedPool) -> bool:
+    def _is_idle(self, holder: "Slots") -> bool:
         return not any(
             pool.claimed or pool.starting or (pool.is_claiming and pool is not holder) for pool in self.pools
         )

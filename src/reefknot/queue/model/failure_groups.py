@@ -75,27 +75,26 @@ class FailureSummary(Struct, frozen=True):
 _summaries = msgspec.json.Decoder(FailureSummary)
 
 
+def _kept(item: WorkItem) -> FailureSummary:
+    """The stored failure of an item; an empty one where none can be read."""
+    try:
+        return FailureSummary() if item.failure is None else _summaries.decode(item.failure)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return FailureSummary()
+
+
 def failure_summary(item: WorkItem) -> FailureSummary:
     """The failure for which an item is in quarantine. The reason is its message where no failure has one."""
-    kept = item.failure
-    if kept is None or (item.crashes and item.reason == vanished_reason(item.crashes)):
+    if item.crashes and item.reason == vanished_reason(item.crashes):
         return FailureSummary(message=item.reason)  # an owner that vanished left the failure of an attempt before
-    try:
-        found = _summaries.decode(kept)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        return FailureSummary(message=item.reason)
+    found = _kept(item)
     return found if found.message else structs.replace(found, message=item.reason)
 
 
 def has_error(item: WorkItem, text: str) -> bool:
     """Whether the reason of an item, or the code, type or message of its last failure, contains this text. Capital and
     small letters of ASCII are the same."""
-    found = FailureSummary()
-    if item.failure is not None:
-        try:
-            found = _summaries.decode(item.failure)
-        except (msgspec.DecodeError, UnicodeEncodeError):
-            found = FailureSummary()
+    found = _kept(item)
     texts = (item.reason, found.code, found.failure_type, found.message)
     return any(in_small(text) in in_small(one) for one in texts)
 

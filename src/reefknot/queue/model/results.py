@@ -84,6 +84,23 @@ def assignment_of(item: WorkItem) -> ExecAssignment:
         )
 
 
+def item_of(assignment: ExecAssignment, body: bytes, resource_class: str, *, begins_at: int, due_at: int) -> WorkItem:
+    """The item of an assignment, whose deadline counts from `begins_at`; the inverse of `assignment_of`."""
+    deadline = assignment.options.deadline_ms
+    return WorkItem(
+        id=assignment.record_id,
+        kind=assignment.job.type,
+        resource_class=resource_class,
+        tenant_id=assignment.tenant_id,
+        correlation_id=assignment.request_id,
+        trace_id=assignment.trace_id,
+        priority=assignment.priority,
+        due_at=due_at,
+        deadline_at=None if deadline is None else begins_at + deadline,
+        payload=body,
+    )
+
+
 def is_same_job(item: WorkItem, assignment: ExecAssignment) -> bool:
     """
     Whether the item under the assignment's id is the same job: 1, 1.0 and true are three payloads.

@@ -107,14 +107,6 @@ def too_late_everywhere(workers: Iterable[WorkerHealth], refused_by: AbstractSet
     return {one.worker_id for one in workers if not one.gone(now)} <= refused_by
 
 
-def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float, after: str = "") -> Chosen | Nobody:
-    """
-    The worker for a single assignment, by `WorkerRanking.choose`. Equals take turns, beginning with the one after
-    `after`.
-    """
-    return WorkerRanking(workers, now, after).choose(draw)
-
-
 class Candidate(Struct, frozen=True, array_like=True):
     """A worker in a recorded choice: a list of these four, of which the last may be missing."""
 

@@ -1,9 +1,8 @@
 """
-The quarantine: the work that is not tried again unless an operator requeues it.
+The quarantine: the work that is not tried again unless an operator requeues it. It is a state of the work queue.
 
 It keeps the payload byte for byte, the reason, the failure and the history. A requeued item keeps its id and gets a
-fresh budget; it may return to quarantine as often as it fails. Quarantine is a state of the work queue: nothing here is
-stored apart from it.
+fresh budget; it may return to quarantine as often as it fails.
 """
 
 from collections.abc import Sequence
@@ -45,18 +44,13 @@ class QuarantineStore:
         return await self._work.change(_aside(which), Discard(who, reason), dry_run=dry_run, events=events)
 
     async def purge(self, which: WorkFilter, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()) -> list[str]:
-        """Remove items, permanently."""
+        """Delete items, permanently."""
         return await self._work.change(_aside(which), Remove(), dry_run=dry_run, events=events)
 
     async def replace(
         self, work_id: str, payload: bytes, *, who: str, why: str = "", events: Sequence[AuditEntry] = ()
     ) -> str | None:
-        """
-        Discard an item and queue one with another payload instead, in one step (`model.transitions.replaced`).
-
-        Returns the new one's id, which is the next version of the item's. None: the item is not in quarantine, or there
-        is one of that id already; then nothing is changed.
-        """
+        """Replace an item by its next version, whose id it returns. None: it is not here, or that version is there."""
         which = _aside(WorkFilter(ids=(work_id,)))
         done = await self._work.change(which, Replace(payload, who, why), events=events)
         return next_record(work_id) if done else None
@@ -75,5 +69,4 @@ class QuarantineStore:
 
 
 def _aside(which: WorkFilter) -> WorkFilter:
-    """The filter, for items in quarantine alone."""
     return structs.replace(which, state=WorkState.QUARANTINED)

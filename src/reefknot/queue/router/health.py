@@ -8,6 +8,7 @@ blocks its event loop gets no work, but it is not forgotten as long as its proce
 from collections.abc import Collection, Mapping
 from heapq import nlargest
 from math import inf
+from typing import Any
 
 import msgspec
 from msgspec import DecodeError, Struct, json
@@ -127,24 +128,21 @@ class HealthTable:
 
     def record_ack(self, worker_id: str, name: str, ack: ExecAssignmentAck, now: float) -> None:
         """Update status and depth from an ack."""
-        before = self._entries.get(name, {}).get(worker_id)
-        if before is None:
-            return
-        depth = ack.queue_depth if isinstance(ack.queue_depth, int) else before.queue_depth
-        status = ack.overload_status or before.status
-        self._entries[name][worker_id] = msgspec.structs.replace(before, status=status, queue_depth=depth, heard_at=now)
+        told: dict[str, Any] = {} if ack.overload_status is None else {"status": ack.overload_status}
+        if isinstance(ack.queue_depth, int):
+            told["queue_depth"] = ack.queue_depth
+        self._update(worker_id, name, heard_at=now, **told)
 
     def record_result(self, worker_id: str, name: str, result: ExecResult, now: float) -> None:
-        before = self._entries.get(name, {}).get(worker_id)
-        if before is not None and result.overload_status is not None:
-            self._entries[name][worker_id] = msgspec.structs.replace(
-                before, status=result.overload_status, heard_at=now
-            )
+        if result.overload_status is not None:
+            self._update(worker_id, name, status=result.overload_status, heard_at=now)
 
     def probed(self, worker_id: str, name: str, now: float) -> None:
-        before = self._entries.get(name, {}).get(worker_id)
-        if before is not None:
-            self._entries[name][worker_id] = msgspec.structs.replace(before, probed_at=now)
+        self._update(worker_id, name, probed_at=now)
+
+    def _update(self, worker_id: str, name: str, **changes: Any) -> None:
+        if (before := self._entries.get(name, {}).get(worker_id)) is not None:
+            self._entries[name][worker_id] = msgspec.structs.replace(before, **changes)
 
     def of_class(self, name: str, unacked: Mapping[tuple[str, str], int]) -> list[WorkerHealth]:
         """The workers of a class that accept work, each with the number of unacked assignments."""

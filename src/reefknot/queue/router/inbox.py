@@ -159,14 +159,10 @@ class Inbox:
             reason = RejectReason.DRAINING.value
         elif reason is None and tells_unknown_type(ack.message or ""):
             reason = RejectReason.UNKNOWN_JOB_TYPE.value
-        if reason is None or reason == RejectReason.INVALID.value:
-            is_full = reason is None and (ack.message or "").startswith(_FULL)
-            code = ErrorCode.system_overload if is_full else ErrorCode.invalid_input
-            result = unrun_result(pending.assignment, ResultStatus.ERROR, code, ack.message or "")
-            self._completion.end(pending, result, event)
-            return
-        if reason == RejectReason.WOULD_MISS_DEADLINE.value and self._is_too_late(pending, worker_id):
-            code = ErrorCode.system_overload
+        is_full = reason is None and (ack.message or "").startswith(_FULL)
+        is_too_late = reason == RejectReason.WOULD_MISS_DEADLINE.value and self._is_too_late(pending, worker_id)
+        if reason is None or reason == RejectReason.INVALID.value or is_too_late:
+            code = ErrorCode.system_overload if is_full or is_too_late else ErrorCode.invalid_input
             result = unrun_result(pending.assignment, ResultStatus.ERROR, code, ack.message or "")
             self._completion.end(pending, result, event)
             return

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from reefknot.audit.assignments import briefly_about, completed_event, ended_event, submitted_event, vanished_events
 from reefknot.audit.journal import Journal, about_item
@@ -42,6 +42,7 @@ from reefknot.queue.model.results import (
     UNREADABLE_SUBMISSION,
     answer_of,
     assignment_of,
+    item_of,
     overdue_reason,
     unrun_result,
 )
@@ -238,23 +239,11 @@ class Submissions:
 
         A class that no worker has is warned of.
         """
-        deadline, pool = assignment.options.deadline_ms, self.class_of(assignment)
+        pool = self.class_of(assignment)
         if self._classes is not None:
             self._classes.warn_of(assignment, pool)
         due_at = max(due_at, int(self._clock.wall() * 1000))
-        return WorkItem(
-            id=assignment.record_id,
-            kind=assignment.job.type,
-            resource_class=ROUTER,
-            tenant_id=assignment.tenant_id,
-            correlation_id=assignment.request_id,
-            trace_id=assignment.trace_id,
-            priority=assignment.priority,
-            due_at=due_at,
-            deadline_at=None if deadline is None else due_at + deadline,
-            pool=pool,
-            payload=body,
-        )
+        return structs.replace(item_of(assignment, body, ROUTER, begins_at=due_at, due_at=due_at), pool=pool)
 
     async def learn_classes(self) -> None:
         """Read which classes there are, if that was not done just now."""

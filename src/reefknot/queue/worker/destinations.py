@@ -70,21 +70,8 @@ class Destination:
     """
 
     __slots__ = (
-        "_answered_at",
-        "_answers",
-        "_failed",
-        "_failing",
-        "_mean_s",
-        "_planned",
-        "_running",
-        "_share",
-        "_tenants",
-        "_traffic",
-        "health",
-        "name",
-        "rules",
-        "succeeded_at",
-        "throttle",
+        *("_answered_at", "_answers", "_failed", "_failing", "_mean_s", "_planned", "_running", "_share", "_tenants"),
+        *("_traffic", "health", "name", "rules", "succeeded_at", "throttle"),
     )
 
     def __init__(self, name: str, settings: ThrottleSettings, rules: DestinationRules, share: int) -> None:

@@ -11,7 +11,7 @@ The store has the last word: work can come back by itself (crashed, requeued by 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import ceil, inf
@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from reefknot.queue.execution.settling import Settling
-from reefknot.queue.execution.slots import IDLE_S, STORE_PAUSE_S, Isolation, RunAttempt, Slots
+from reefknot.queue.execution.slots import IDLE_S, STORE_PAUSE_S, Isolation, RunAttempt, Slots, wait
 from reefknot.queue.model.admission import (
     KNOWN_AFTER,
     Arrival,
@@ -235,12 +235,6 @@ AHEAD_MS = 5.0
 MOST_AHEAD = 100
 LEAST_SHARE = 0.02
 """A claim that takes less than this share of an attempt is not worth one ahead."""
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
 
 
 @contextmanager
@@ -481,8 +475,8 @@ class Pool(Slots):
                         continue
                     await self._resync()
                     continue
-            wait = IDLE_S if due_in is None or wanted <= 0 or due_in == 0.0 else min(IDLE_S, due_in)
-            await _wait(self._wake, max(0.001, wait))
+            longest = IDLE_S if due_in is None or wanted <= 0 or due_in == 0.0 else min(IDLE_S, due_in)
+            await wait(self._wake, max(0.001, longest))
 
     async def watch_store(self) -> None:
         """Wake the pool when the store has work for it that its own queue does not know."""

@@ -43,7 +43,7 @@ from reefknot.queue.model.messages import (
     StepStatus,
     encode,
 )
-from reefknot.queue.model.results import assignment_of
+from reefknot.queue.model.results import assignment_of, item_of
 from reefknot.queue.model.work import Settled, WorkItem
 
 _ROOM = 64 * 1024
@@ -96,22 +96,12 @@ class AcceptedWork(Struct, frozen=True):
 
     def as_item(self, body: bytes, queue_name: str, answer: Admission, wall_ms: int) -> WorkItem:
         """The stored form, which `read` reads. Without the original `body`, the assignment is encoded again."""
-        assignment = self.assignment
         delay_ms = answer.milliseconds if isinstance(answer, Defer) else 0
-        deadline = assignment.options.deadline_ms
-        return WorkItem(
-            id=assignment.record_id,
-            kind=assignment.job.type,
-            resource_class=queue_name,
-            tenant_id=assignment.tenant_id,
-            correlation_id=assignment.request_id,
-            trace_id=assignment.trace_id,
-            priority=assignment.priority,
-            due_at=wall_ms + delay_ms,
-            deadline_at=None if deadline is None else wall_ms + deadline,
-            admission="" if self.admitted == AdmittedAs() else encode(self.admitted).decode(),
-            payload=body or encode(assignment),
-        )
+        body = body or encode(self.assignment)
+        item = item_of(self.assignment, body, queue_name, begins_at=wall_ms, due_at=wall_ms + delay_ms)
+        if self.admitted == AdmittedAs():
+            return item
+        return structs.replace(item, admission=encode(self.admitted).decode())
 
 
 _assignments = msgspec.json.Decoder(ExecAssignment)

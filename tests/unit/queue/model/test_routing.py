@@ -1,6 +1,7 @@
 """Who gets it: the table of health, the coin, probes, and who counts as gone."""
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -8,11 +9,23 @@ from msgspec import structs
 
 from reefknot.queue.model import routing
 from reefknot.queue.model.admission import OverloadStatus
-from reefknot.queue.model.routing import MOST_UNACKED, Chosen, Nobody, Why, WorkerHealth, WorkerRanking, choose_worker
+from reefknot.queue.model.routing import (
+    MOST_UNACKED,
+    Chosen,
+    Nobody,
+    Why,
+    WorkerHealth,
+    WorkerRanking,
+)
 from tests.rows import for_each_row
 
 NOW = 100.0
 HEALTHY, DEGRADED, OVERLOADED, CRITICAL = OverloadStatus
+
+
+def choose_worker(workers: Iterable[WorkerHealth], draw: float, now: float, after: str = "") -> Chosen | Nobody:
+    """The worker for a single assignment."""
+    return WorkerRanking(workers, now, after).choose(draw)
 
 
 @for_each_row(
