@@ -1,7 +1,5 @@
 """What the acceptance tests share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -7,8 +7,6 @@ in virtual time (`test_spec1`, `test_spec5_backpressure`) have no store on a ser
 not wait for one: there `tests/integration/test_nats_peers.py` says the same of a worker that is a process.
 """
 
-from __future__ import annotations
-
 import os
 
 from tests.faults import points
@@ -23,12 +21,12 @@ ON_NATS = frozenset(f"test_{story}" for story in _STORIES)
 _FILE = "it reads, locks or changes the file"
 _SAME = "it does not open the store"
 SQLITE_ONLY = {
-    "test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_less_than_a_kilobyte": _FILE,
+    "test_every_assignment_has_its_submitter_and_its_end_in_less_than_a_kilobyte": _FILE,
     "test_an_assignment_that_ends_without_a_result_has_its_end_on_record": _FILE,
     "test_a_name_given_with_as_stands_beside_the_user_the_host_and_the_process": _FILE,
-    "test_a_first_try_success_of_every_block_takes_at_most_a_thousand_bytes_with_a_tenant_and_long_ids": _FILE,
+    "test_a_first_try_success_takes_a_thousand_bytes_with_a_tenant_and_long_ids": _FILE,
     "test_a_second_signal_never_waits_for_a_store_that_is_locked": _FILE,
-    "test_a_running_system_keeps_heads_elsewhere_and_a_log_that_was_hashed_anew_does_not_fit_them": _FILE,
+    "test_a_running_system_keeps_heads_elsewhere_and_a_forged_log_does_not_fit_them": _FILE,
     "test_a_system_that_has_nothing_to_do_writes_at_most_once_a_second": _FILE,
     "test_a_system_that_works_is_seen_to_write_more_often": _FILE,
     "test_a_store_that_is_locked_for_a_while_is_said_in_the_view_which_goes_on": _FILE,
@@ -67,11 +65,11 @@ REPRESENTATIVE = frozenset(
         "test_a_sync_keeps_what_is_new_and_tells_what_it_did",
         "test_a_sync_that_is_asked_for_waits_for_a_system_that_runs_it_once",
         "test_two_systems_over_one_store_run_each_due_time_once_and_a_pause_holds_for_both",
-        "test_a_job_goes_from_process_to_process_in_one_trace_and_on_to_the_server_it_calls",
+        "test_a_job_goes_through_all_processes_and_its_server_in_one_trace",
         "test_through_a_pipe_top_prints_one_view_without_escapes_and_for_programs_one_document",
         "test_a_system_serves_its_own_store_and_work_is_done_through_the_api",
-        "test_services_begin_again_and_the_process_goes_on",
-        "test_an_application_under_its_test_client_finds_each_of_its_jobs_which_end_once",
+        "test_services_begin_again_and_work_goes_on",
+        "test_an_application_under_a_test_client_finds_jobs",
     }
 )
 WITH_A_FULL_SIZE = frozenset({"test_web_frameworks"})

@@ -1,7 +1,5 @@
 """A folder in which a person types commands: some in this process, some as processes of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -45,6 +43,12 @@ async def wait(inputs, context):
         file.write(inputs.get("name", "") + "\\n")
     while not os.path.exists("go"):
         await asyncio.sleep(0.05)
+    return {}
+
+@rk.block("own.flaky")
+async def flaky(inputs, context):
+    if context.attempt <= inputs.get("failures", 1):
+        raise ConnectionError("not now")
     return {}
 """
 MANY = """\

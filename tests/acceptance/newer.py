@@ -5,8 +5,6 @@ Its tables cannot be read as this version left them, unless `READS_OLDER` is set
 look migrates.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """The command line, which says that an export is under way after its first page, and goes no further."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator

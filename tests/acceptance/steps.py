@@ -1,7 +1,5 @@
 """Work that fails as told, and a retrier that asks the worker's own table of error codes (`retryable_code`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import reefknot as rk

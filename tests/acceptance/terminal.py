@@ -1,7 +1,5 @@
 """A command on a pseudo-terminal: what it draws, the keys it is given, and the terminal that it leaves behind."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -43,18 +41,13 @@ class Terminal:
         kept = {name: value for name, value in (env or os.environ).items() if name not in ("COLUMNS", "NO_COLOR")}
         environment = kept | {"TERM": "xterm-256color", "PYTHONWARNINGS": "error"}
         streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), self._slave)
+        streams |= {"cwd": cwd, "env": environment, "start_new_session": True}
         self.process: subprocess.Popen[Any]
         if command:
-            self.process = subprocess.Popen(
-                [*command, *words],
-                cwd=cwd,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=self._take,  # noqa: PLW1509 - Ctrl-C is the terminal's, and this one has to be the command's
-                **streams,
-            )
+            # Ctrl-C is the terminal's, and this one has to be the command's.
+            self.process = subprocess.Popen([*command, *words], preexec_fn=self._take, **streams)  # noqa: PLW1509
         else:
-            self.process = WarmCommand([program, *words], cwd=cwd, env=environment, start_new_session=True, **streams)
+            self.process = WarmCommand([program, *words], **streams)
         self.text = ""
 
     def _take(self) -> None:

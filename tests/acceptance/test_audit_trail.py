@@ -1,7 +1,5 @@
 """The trail of an assignment in the audit log: who submitted it, how it ended, what that costs, who took a key over."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import getpass
@@ -70,9 +68,7 @@ def long_names(usual: int = 12) -> int:
     return max(0, len(getpass.getuser()) + len(socket.gethostname()) - usual)
 
 
-def test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_less_than_a_kilobyte(
-    folder: Folder,
-) -> None:
+def test_every_assignment_has_its_submitter_and_its_end_in_less_than_a_kilobyte(folder: Folder) -> None:
     folder.up()
     caller = subprocess.Popen([sys.executable, "-c", CALLER, str(folder.store), str(NUMBER)], cwd=folder.path)
     assert caller.wait(60) == 0
@@ -106,9 +102,7 @@ def test_every_assignment_of_another_process_has_its_submitter_and_its_end_in_le
 LONGEST_ID = 36
 
 
-def test_a_first_try_success_of_every_block_takes_at_most_a_thousand_bytes_with_a_tenant_and_long_ids(
-    folder: Folder,
-) -> None:
+def test_a_first_try_success_takes_a_thousand_bytes_with_a_tenant_and_long_ids(folder: Folder) -> None:
     folder.configure("  http: {allow: [127.0.0.1]}\n  sql: {connections: {main: 'sqlite:files/some.db'}}\n")
     folder.write("files/old.txt", "old")
     apsw.Connection(str(folder.path / "files" / "some.db")).execute("CREATE TABLE t (a)")
@@ -141,16 +135,9 @@ SHORT_NAMES = 8
 
 def uuids(number: int, tenant: str) -> list[dict[str, Any]]:
     """Assignments in which everything that may be a UUID is one."""
-    return [
-        {
-            "assignment_id": str(uuid4()),
-            "request_id": str(uuid4()),
-            "tenant_id": tenant,
-            "correlation": {"trace_id": str(uuid4())},
-            "job": {"type": "own.nap", "payload": {"seconds": 0}},
-        }
-        for _ in range(number)
-    ]
+    same = {"tenant_id": tenant, "job": {"type": "own.nap", "payload": {"seconds": 0}}}
+    ids = [[str(uuid4()) for _ in range(3)] for _ in range(number)]
+    return [{"assignment_id": a, "request_id": b, "correlation": {"trace_id": c}, **same} for a, b, c in ids]
 
 
 def run_one_by_one(folder: Folder, work: list[dict[str, Any]]) -> None:
@@ -340,9 +327,7 @@ def test_an_operator_sees_true_rates_and_pipes_a_selection_of_a_run(folder: Fold
     assert (code, kinds) == (0, {"admission": 10, "retry": 1, "routing": 10})
 
 
-def test_a_running_system_keeps_heads_elsewhere_and_a_log_that_was_hashed_anew_does_not_fit_them(
-    folder: Folder,
-) -> None:
+def test_a_running_system_keeps_heads_elsewhere_and_a_forged_log_does_not_fit_them(folder: Folder) -> None:
     folder.configure("audit: {heads: {path: elsewhere/heads.jsonl, every_seconds: 1}}\n")
     process = folder.up()
     heads = folder.path / "elsewhere" / "heads.jsonl"
@@ -363,15 +348,12 @@ def test_a_running_system_keeps_heads_elsewhere_and_a_log_that_was_hashed_anew_d
     assert (code, "internally consistent; without a head this shows accidents, not intent" in out) == (0, True)
 
 
-def test_a_place_of_heads_that_hangs_holds_up_neither_start_nor_work_nor_end_and_is_reported_once(
-    folder: Folder,
-) -> None:
+def test_a_place_of_heads_that_hangs_delays_nothing_and_is_reported_once(folder: Folder) -> None:
     """Opening a pipe that nobody else has open hangs, as a mount does whose server is gone."""
     os.mkfifo(folder.path / "heads.jsonl")
     folder.configure("audit: {heads: {path: heads.jsonl, every_seconds: 1}}\n")
     folder.nap("a", 0)
     process = folder.up("--for", "3")
     code, _, err = folder.ends(process)
-
     assert (code, folder.begun()) == (0, ["a"])
     assert err.count("the head of the audit log cannot be written to") == 1, err

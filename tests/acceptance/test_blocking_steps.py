@@ -1,7 +1,5 @@
 """An `async def` step that blocks its event loop or ignores its cancellation: its work, its neighbours, its keys."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

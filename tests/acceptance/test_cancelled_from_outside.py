@@ -5,8 +5,6 @@ Services begin again. A process whose main task was cancelled ends with a messag
 start it again: it is never half dead. Its neighbours end, whatever the step cancels.
 """
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable
@@ -120,9 +118,7 @@ def cancelled_services(folder: Folder, start: Callable[[Folder], subprocess.Pope
 
 
 @pytest.mark.parametrize("start", [up, worker])
-def test_services_begin_again_and_the_process_goes_on(
-    scene: Folder, start: Callable[[Folder], subprocess.Popen[str]]
-) -> None:
+def test_services_begin_again_and_work_goes_on(scene: Folder, start: Callable[[Folder], subprocess.Popen[str]]) -> None:
     """Schedules, syncs of sources, submissions, results and operators' commands."""
     (scene.path / "notes").mkdir()
     (scene.path / "notes" / "first.md").write_text("first")

@@ -1,7 +1,5 @@
 """One character of one event is changed: each verifying command ends with 65, names the event, and finds all others."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Sources whose documents, connector or place in the configuration change, and a `source run` that was killed."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -4,8 +4,6 @@ The documents' own configurations, through the command line.
 Every file in `samples/` loads unchanged, and resolves to what its document says, as corrected by the decisions.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

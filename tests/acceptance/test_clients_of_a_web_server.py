@@ -1,7 +1,5 @@
 """The store of a client in a web server: without a URL it is that of the configuration, as for the commands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -40,9 +38,7 @@ def test_without_a_url_it_is_the_store_of_the_commands(
     assert len([one for one in caplog.records if "no store" in one.message]) == 2, "once for each that was made"
 
 
-def test_a_store_on_a_server_is_made_with_a_warning_or_refused(
-    nats_server: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_new_store_on_a_server_warns(nats_server: object, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     url = f"{nats_server.url}/{tmp_path.name.replace('_', '-')[-24:]}"  # type: ignore[attr-defined]
     with pytest.raises(rk.StoreMissingError, match="there is no store named"):
         rk.connect_sync(url, create=False)
@@ -54,9 +50,7 @@ def test_a_store_on_a_server_is_made_with_a_warning_or_refused(
         assert client.job("x").status() == "pending"
 
 
-def test_a_relative_path_means_the_same_store_after_a_change_of_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_is_the_same_store_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon changes to / after its fork."""
     monkeypatch.chdir(tmp_path)
     with rk.connect_sync("sqlite:state.db") as client:

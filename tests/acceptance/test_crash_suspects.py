@@ -1,7 +1,5 @@
 """A step that kills its process, also after its time is over: it alone is to blame, and the others succeed."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The dashboard as people start it: beside a system, alone over a store, and with a store that goes away."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

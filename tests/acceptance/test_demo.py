@@ -1,7 +1,5 @@
 """`make run`: eight scenes that show what they say, through a pipe and on a terminal, and a store that is kept."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

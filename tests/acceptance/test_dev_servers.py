@@ -1,7 +1,5 @@
 """`reefknot dev nats` and `dev cluster`, as a person starts them: in processes of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -87,9 +85,7 @@ def test_a_cluster_takes_messages_with_three_replicas_and_leaves_nothing(folder:
     assert len(servers) == 3
     assert re.fullmatch(r"nats://127\.0\.0\.1:\d+(,127\.0\.0\.1:\d+){2}", url)
     assert publish(url, replicas=3) == 1
-
     ended, _, err = folder.stop(process)
-
     assert ended == 143, err
     assert all(is_gone(one) for one in servers)
     assert list((folder.path / "tmp").iterdir()) == []
@@ -134,7 +130,6 @@ def test_control_a_server_that_was_not_asked_to_die_with_its_parent_stays(folder
 def test_a_second_signal_ends_the_command_and_its_servers_at_once(folder: Folder) -> None:
     process, _, (server,) = started(folder, "nats")
     os.kill(pid_of(server), signal.SIGSTOP)  # it cannot end in order
-
     process.terminate()
     assert process.stderr is not None
     while process.stderr.readline() != "stopping\n":

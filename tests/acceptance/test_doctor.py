@@ -1,7 +1,5 @@
 """`reefknot doctor`, in a process of its own: every finding with its level, what to do, and the exit code."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -319,7 +317,6 @@ def test_the_file_of_a_secret_is_named_when_others_can_read_it_or_it_is_none(per
 def test_logins_are_only_tried_on_request(person: Person) -> None:
     url = f"postgresql://shop:xyzzy@127.0.0.1:{free_port()}/shop"
     person.configure(f"blocks: {{sql: {{connections: {{shop: '{url}'}}}}}}\n")
-
     assert "logins" not in findings(person)
     ended = person("doctor", "--logins")
     assert "ok       logins " in ended.stdout

@@ -1,7 +1,5 @@
 """`reefknot init --example`: each project that it writes runs, and so do its tests, with the real frameworks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The formats of an exported log: files of format 1 are read as ever, and in both formats a change is named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

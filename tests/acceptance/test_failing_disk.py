@@ -1,7 +1,5 @@
 """A disk whose fsync fails for a while: the process ends with 69 in time, and its successor loses nothing."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """The first commands of a newcomer, as processes: `init`, `up`, the command that `up` prints, and nothing running."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -98,7 +96,6 @@ def test_with_the_written_file_a_job_that_was_given_up_waits_in_quarantine(shell
         '{"assignment_id": "gone", "job": {"type": "fs.blob_get", "payload": {"path": "no.txt"}}}\n'
     )
     assert shell("reefknot init && reefknot run work.jsonl").returncode == 1
-
     listed = shell("reefknot quarantine list")
     assert "gone" in listed.stdout
     assert shell("reefknot audit verify").returncode == 0
@@ -169,9 +166,7 @@ def test_with_a_router_alone_the_worker_is_what_is_missing(shell: Shell) -> None
     router = shell.start("router", "start")
     assert router.stderr is not None
     assert " is ready" in router.stderr.readline()
-
     done = shell("""reefknot submit --type fs.delete --inputs '{"path": "a"}' --wait --timeout 0.2""")
-
     assert done.stderr.startswith("no worker is running on this store")
     assert "reefknot worker start --engine" in done.stderr
 

@@ -6,8 +6,6 @@ head that was exported before, and the retention in force. Every column of an ev
 as well.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -69,20 +67,15 @@ class Forger:
         execute: Any = self._database.execute
         chain, sequence, hashed = execute("SELECT chain, sequence, hash FROM audit_head").fetchall()[0]
         anchor = Head(chain, end, self.row(end)[0])
-        true: dict[str, Any] = {
-            "rule": "retention 7776000 s",
-            "count": end,
-            "previous": self.row(end - 1)[0],
-            "last": self.row(end)[1],
-        }
+        true: dict[str, Any] = {"rule": "retention 7776000 s", "count": end, "previous": self.row(end - 1)[0]}
         now = int(time.time() * 1000)
-        body = anchor_body(anchor, now, Removal(**(true | lies)))
+        body = anchor_body(anchor, now, Removal(**({"last": self.row(end)[1]} | true | lies)))
         head, mine = link(Head(chain, sequence, hashed), body)
         values = (head.sequence, mine, now, "anchor", None, None, None, body.decode())
         execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
         execute("DELETE FROM audit WHERE sequence <= ?", (end,))
-        execute("UPDATE audit_head SET sequence = ?, hash = ?, anchor_sequence = ?, anchor_hash = ?",
-                (head.sequence, mine, end, anchor.hash))  # fmt: skip
+        moved = "UPDATE audit_head SET sequence = ?, hash = ?, anchor_sequence = ?, anchor_hash = ?"
+        execute(moved, (head.sequence, mine, end, anchor.hash))
         self._database.close()
 
 
@@ -107,9 +100,7 @@ LIES: dict[str, dict[str, Any]] = {
     "honest about it": {},
     "another rule": {"rule": "retention 1 s"},
     "by size": {"rule": "max_files 3"},
-    "an older event": {
-        "last": encode(OperatorAction(timestamp="2001-01-01T00:00:00.000Z", actor="a", action="forget"))
-    },
+    "an older event": {"last": encode(OperatorAction(timestamp="2001-01-01T00:00:00.000Z", actor="a", action="b"))},
     "as earlier versions": {"last": b"", "previous": "", "rule": "", "count": 0},
     "another count": {"count": 7},
 }

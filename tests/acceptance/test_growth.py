@@ -1,7 +1,5 @@
 """A store that has grown answers as fast as a small one: counted in steps of SQLite, the same on every machine."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path

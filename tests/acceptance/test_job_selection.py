@@ -1,7 +1,5 @@
 """Many jobs at once, by the filters of the list; and one job by its id alone, its correlation or its trace."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cells of the guide in a real Jupyter kernel: a client across cells, retries, interrupts, a restarted kernel."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator
@@ -144,7 +142,6 @@ def serve(folder: Folder, guide: Guide) -> None:
 
 def test_every_cell_of_the_guide_runs_and_shows_the_same(folder: Folder, guide: Guide, notebook: Notebook) -> None:
     serve(folder, guide)
-
     for cell, lines in guide.cells:
         shown = notebook.run(cell)
         assert shown.error == "", (cell, shown)

@@ -1,7 +1,5 @@
 """What a person feels: a result comes at once, and a system that has nothing to do leaves the disk alone."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

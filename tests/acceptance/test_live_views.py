@@ -1,7 +1,5 @@
 """`reefknot top`, `--watch`, `-V` and shell completion, where people meet them: on a terminal, in a pipe, in bash."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -96,7 +94,6 @@ def test_a_low_terminal_says_how_much_does_not_fit(folder: Folder, opened: Opens
     view = opened("job", "list", "--watch", "0.2", lines=8)
     view.until(lambda text: text.count("\x1b[J") >= 2)
     view.type(b"q")
-
     assert view.ends() == 0
     assert all(len(lines) <= 7 for lines in view.views())
     assert "more lines; a taller terminal shows them" in view.text
@@ -134,7 +131,6 @@ def test_a_store_that_is_locked_for_a_while_is_said_in_the_view_which_goes_on(fo
     with locked(folder):
         view.until(lambda text: "reefknot: " in text and "locked" in text)
     view.until(lambda text: "own.nap" in text.rpartition("locked")[2])
-
     view.type(b"q")
     assert view.ends() == 0
 

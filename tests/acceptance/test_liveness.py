@@ -1,7 +1,5 @@
 """What a process holds is free when it is gone, and no shutdown and no caller waits longer than it was told."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import subprocess

@@ -4,8 +4,6 @@ The write-ahead log of a store stays small beside readers that take their time: 
 It is measured by what was written, not by time: more than twice as much as the log may ever have.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

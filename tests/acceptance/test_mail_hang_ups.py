@@ -5,8 +5,6 @@ The server is a real one. The name of a file says another size than the message 
 the connection.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from reefknot.ingest.connectors import imap_mailbox

@@ -553,9 +553,7 @@ def write_credentials(file: Path, issuer: Key) -> str:
     return secret
 
 
-def test_a_file_of_credentials_opens_the_store_unseen_and_one_of_somebody_else_is_refused(
-    person: Person, tmp_path: Path
-) -> None:
+def test_a_file_of_credentials_opens_the_store_unseen_and_anothers_does_not(person: Person, tmp_path: Path) -> None:
     with signing_server(tmp_path / "server") as (url, ours):
         secret = write_credentials(person.folder / "ours.creds", ours)
         person.configure(f'engine: "{url}"\nnats: {{credentials: ours.creds}}\n')

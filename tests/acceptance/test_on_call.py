@@ -4,8 +4,6 @@ The three commands of a person on call, tried cold for each incident of the runb
 `doctor`, `top` and `job show` each name the cause, or what is left of it, and what to do.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3

@@ -4,8 +4,6 @@ Every action of an operator has a command and, where it can be done from afar, a
 Both leave the same event, with the name of who asked; a dry run leaves none.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What an operator reads: summaries that are true, states that are true, log lines with dates, and exit codes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -126,7 +124,6 @@ def test_the_summary_of_a_worker_counts_what_finished_during_the_drain(folder: F
     interrupted(folder, worker, "slow")
     folder.go()
     code, out, _ = folder.ends(worker)
-
     assert code == 130
     assert out.splitlines()[-1].endswith(": 1 succeeded"), out
 

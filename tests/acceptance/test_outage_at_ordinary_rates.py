@@ -5,12 +5,10 @@ At most 20 calls reach the destination while it is down, nothing is quarantined,
 of its return. The control is the same story without the breaker, which loses jobs and keeps calling.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +93,7 @@ def recommended(name: str = "reefknot.yaml", **changes: Any) -> WorkerSettings:
     return settings_from(loaded.configuration, loaded.book, rules=ROOM, **changes)
 
 
-async def submit(shop: Shop, per_second: float, *, until: float, workers: tuple[str, ...] = ("w1",)) -> int:
+async def submit(shop: Shop, per_second: float, *, until: float, workers: Sequence[str] = ("w1",)) -> int:
     """Jobs at an even rate until then, each worker in turn. Returns how many."""
     number = 0
     while number / per_second < until:
@@ -110,22 +108,13 @@ async def submit(shop: Shop, per_second: float, *, until: float, workers: tuple[
 async def outcome(shop: Shop, service: Service, jobs: int) -> Outcome:
     stored = await shop.store.audit.read(AuditQuery(limit=200_000))
     results = Counter(one.status for one in shop.results)
-    return Outcome(
-        len(service.while_down()),
-        len(await shop.events(Quarantined)),
-        jobs - results[ResultStatus.SUCCESS],
-        results,
-        len(replay(one.entry.body for one in stored).differences),
-    )
+    calls, quarantined = len(service.while_down()), len(await shop.events(Quarantined))
+    differences = len(replay(one.entry.body for one in stored).differences)
+    return Outcome(calls, quarantined, jobs - results[ResultStatus.SUCCESS], results, differences)
 
 
 def outage(
-    per_second: float,
-    *,
-    down: float = DOWN_S,
-    workers: tuple[str, ...] = ("w1",),
-    seconds: float = 0.02,
-    **changes: Any,
+    per_second: float, *, down: float = DOWN_S, workers: Sequence[str] = ("w1",), seconds: float = 0.02, **changes: Any
 ) -> Outcome:
     """The whole story: health, the outage, and a minute after it; jobs come all the time."""
     seen: list[Outcome] = []

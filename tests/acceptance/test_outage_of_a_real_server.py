@@ -1,7 +1,5 @@
 """An outage of a real HTTP server, met by `reefknot up`: until jobs wait, or for `OUTAGE_SECONDS` (`make soak`)."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -77,9 +75,7 @@ def has_met_the_outage(job: dict[str, Any]) -> bool:
     return job["state"] == "pending" and (job["waiting"] or {}).get("code") in ("retry", "destination_down")
 
 
-def test_jobs_of_a_server_that_is_down_wait_and_are_done_when_it_is_back(
-    folder: Folder, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_wait_for_a_server_to_be_back(folder: Folder, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "PATIENCE_S", 240.0)  # a probe comes at least every minute, and then a slow start
     config = SAMPLE.read_text().replace("allow: []", "allow: [127.0.0.1]")
     folder.write("reefknot.yaml", config)

@@ -1,7 +1,5 @@
 """Connectors with mistakes, and sources that cannot be read as a whole: what the command line says of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -106,7 +104,6 @@ def test_a_test_of_a_folder_names_what_this_user_may_not_read(folder: Folder) ->
     shut = folder.path / "files" / "shut"
     shut.mkdir()
     assert folder("source", "add", "notes", "--connector", "local_files", "--path", "files").code == 0
-
     code, answer = outcome_for_a_user(folder, folder.path / "files")
     assert (code, "may not be read by this user" in answer) == (77, True), answer
     code, answer = outcome_for_a_user(folder, shut)

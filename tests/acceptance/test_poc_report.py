@@ -1,7 +1,5 @@
 """`docs/poc-report.md` says what the tests of the proof of concept measured, and would say so if they failed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -47,9 +45,7 @@ def test_every_row_of_the_matrix_holds(results: str) -> None:
 def test_a_row_whose_test_did_not_pass_does_not_hold_and_shows_what_was_measured(inside: str) -> None:
     cases = [case(poc, waits=[100]) for poc in poc_report.IDS]
     cases[2] = case("POC-003", inside=inside, waits=[100, 999])
-
     rows = poc_report.rows(suite(*cases))
-
     assert [row.poc for row in rows if not row.holds] == ["POC-003"]
     text = poc_report.page(rows)
     assert "| POC-003 | Name | Enabled | `network_error` | Retry | **does not hold** |" in text

@@ -1,7 +1,5 @@
 """The quarantine as an operator works with it: groups of one cause, edited payloads, jobs of sources."""
 
-from __future__ import annotations
-
 import json
 
 import reefknot as rk

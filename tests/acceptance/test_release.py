@@ -1,7 +1,5 @@
 """What is released: the files of wheel and sdist, the systemd unit, and the configuration of unit and container."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

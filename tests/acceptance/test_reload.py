@@ -1,7 +1,5 @@
 """SIGHUP, `worker reload` and `router reload`, with real signals and terminals: policies of running systems."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -118,7 +116,6 @@ def test_a_refusal_by_another_process_is_78_at_the_command_line(failing: Folder)
     failing.up("--config", "theirs.yaml")
     theirs.write_text(CONFIG.replace("max_attempts: 2", "max_attempts: -1"))
     ended = failing("worker", "reload")
-
     assert ended.code == 78
     assert "theirs.yaml:3:" in ended.err
     assert "the configuration is refused" in ended.out

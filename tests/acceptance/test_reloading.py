@@ -1,7 +1,5 @@
 """`up --reload` and `worker start --reload`: a step that is edited while its jobs wait and run, with real processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -5,8 +5,6 @@ Every field but the facts is changed in turn, in every event of a log that has s
 nothing else in the log: only the chain and its heads vouch for it, and for an end its stored result.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

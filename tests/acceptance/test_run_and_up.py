@@ -1,7 +1,5 @@
 """`run`, `up` and the commands beside them, as processes of their own: what a person types, and what signals do."""
 
-from __future__ import annotations
-
 import json
 import signal
 

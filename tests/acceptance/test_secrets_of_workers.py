@@ -5,8 +5,6 @@ What is searched is everything that a worker makes. An assignment's own payload 
 come back as they were given. At the end a step uses the library without `secrets=`, in a process of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -127,7 +125,6 @@ def test_without_redaction_it_finds_them(caplog: pytest.LogCaptureFixture, monke
     monkeypatch.setattr("reefknot.core.failure.redact", lambda text: text, raising=False)
     without_redaction(monkeypatch)
     found = leaked(held_by(caplog))
-
     for sink in ("work", "quarantine", "events", "wire"):
         missed = [plant.secret for plant in PLANTED if (sink, plant.secret) not in found]
         assert missed == [], sink

@@ -6,8 +6,6 @@ secret as it is, in base64 and URL-encoded; the control finds them all. A *resul
 store keeps it as it was given, and no event, log line or error has it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -203,17 +201,10 @@ async def executed(manager: RetryManager, plant: Plant, fails: int) -> list[str]
         return plant.result
 
     try:
-        found = await manager.execute_with_retry(
-            "RETRY_API_REQUEST",
-            plant.operation,
-            work,
-            POLICY,
-            None if plant.key is None else f"{plant.key}-{fails}",
-            plant.tenant_id,
-            plant.correlation_id,
-            plant.trace_id,
-            plant.context,
-        )
+        key = None if plant.key is None else f"{plant.key}-{fails}"
+        ids = (plant.tenant_id, plant.correlation_id, plant.trace_id)
+        category, operation = "RETRY_API_REQUEST", plant.operation
+        found = await manager.execute_with_retry(category, operation, work, POLICY, key, *ids, plant.context)
     except RetryError as error:
         return [str(error), repr(error.attempts), repr(error)]
     assert found == plant.result, "whoever asked gets the result as it is"

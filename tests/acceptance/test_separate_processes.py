@@ -1,7 +1,5 @@
 """Router and workers as processes of their own over one file; what is done well before 25 s waited for no lease."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

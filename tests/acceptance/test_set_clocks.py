@@ -1,7 +1,5 @@
 """A wall clock that is set under running processes, or that two of them disagree about, fails no deadline."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

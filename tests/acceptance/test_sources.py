@@ -1,7 +1,5 @@
 """Sources on the command line: added to a file that stays as it was, tested, synced, paused, searched, exported."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -375,9 +373,7 @@ def test_an_error_inside_a_connector_of_ones_own_is_told_with_its_line(wiki: Wik
     assert (done.code, "new_wiki.py:27: KeyError: 'home'" in done.out) == (78, True)
 
 
-def test_before_the_first_sync_there_is_nothing_to_search_or_export_and_an_unknown_source_is_refused(
-    wiki: WikiFolder,
-) -> None:
+def test_before_the_first_sync_nothing_is_found_and_an_unknown_source_is_refused(wiki: WikiFolder) -> None:
     for words in (("search", "knot"), ("export",)):
         done = wiki("source", *words)
         assert (done.code, "`source run NAME` syncs a source" in done.err) == (69, True)

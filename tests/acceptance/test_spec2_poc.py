@@ -5,8 +5,6 @@ The proof of concept's test matrix, POC-001 … POC-008, through the real engine
 `tools/poc_report.py` writes `docs/poc-report.md` from what is measured here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Per-connector retry policies: the document's test plan, by its names.
 The words of failures are S3's, with those of decision B3; all of them are in `tests/unit/core/test_classify.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging
@@ -139,7 +137,6 @@ def test_retry_policy_calculation() -> None:
 def test_jitter_distribution(attempt: int, least: int, most: int) -> None:
     """The document's samples: 60 s ± 12, 120 s ± 24, 240 s ± 48."""
     delays = [policy().calculate_delay(attempt) for _ in range(2000)]
-
     assert least <= min(delays)
     assert max(delays) <= most
     spread = most - least
@@ -350,9 +347,7 @@ def refused() -> Exception:
         ("my.own", 4, (48, 72)),
     ],
 )
-async def test_every_connector_has_a_policy_of_its_own(
-    world: World, connector: str, executions: int, first: tuple[int, int]
-) -> None:
+async def test_each_has_its_own_policy(world: World, connector: str, executions: int, first: tuple[int, int]) -> None:
     source = Source(then=refused())
     await world.start(world.source(source, connector=connector))
     await world.job("job", connector=connector, n=1)

@@ -1,7 +1,5 @@
 """Every table on a pseudo-terminal of 60, 80 and 120 columns: nothing is wider, and nothing is lost unsaid."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import fcntl

@@ -1,7 +1,5 @@
 """Telemetry as a user meets it: syncs of several processes and restarts in one answer, and proposals from it."""
 
-from __future__ import annotations
-
 from tests.acceptance.folder import Folder
 
 CONNECTOR = """\
@@ -64,17 +62,10 @@ def test_the_retries_of_all_processes_are_one_answer_that_survives_them(folder: 
 
     processes = [folder.start("source", "run", name, "--module", "team_wiki") for name in ("first", "second")]
     assert [folder.ends(one)[0] for one in processes] == [0, 0]
-    assert folder.json("telemetry", "show") == {
-        "retry_metrics": {
-            "team_wiki": {
-                "total_retries": 3,
-                "successful_retries": 2,
-                "failed_retries": 1,
-                "avg_attempts_until_success": 2.5,
-                "by_failure_type": {"transient": 3, "rate_limited": 0, "permanent": 0, "unknown": 0},
-            }
-        }
-    }
+    by_type = {"transient": 3, "rate_limited": 0, "permanent": 0, "unknown": 0}
+    counts = {"total_retries": 3, "successful_retries": 2, "failed_retries": 1}
+    expected = {"team_wiki": {**counts, "avg_attempts_until_success": 2.5, "by_failure_type": by_type}}
+    assert folder.json("telemetry", "show") == {"retry_metrics": expected}
     code, _, err = folder.ends(folder.start("source", "run", "hopeless", "--module", "team_wiki"))
     assert code == 1, err
 

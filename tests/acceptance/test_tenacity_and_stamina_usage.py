@@ -5,8 +5,6 @@ A case is a row of the guide. Ours runs as it stands there, as options or as the
 those without a counterpart.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging
@@ -33,16 +31,10 @@ MISSING = {
     "attempt.next_wait": "the wait depends on the failure",
 }
 SECOND = {
-    "raise TryAgain",
-    'fn.statistics["idle_for"] of the last call',
-    "fn.retry.sleep = lambda seconds: None",
-    "for attempt in Retrying(): with attempt: …",
-    "attempt.retry_state.set_result(value)",
-    "async for attempt in AsyncRetrying(): with attempt: …",
-    "wait_jitter=1",
-    "stamina.set_active(False)",
-    "stamina.set_testing(True, attempts=2)",
-    "stamina.instrumentation.set_on_retry_hooks([count])",
+    *("raise TryAgain", 'fn.statistics["idle_for"] of the last call', "fn.retry.sleep = lambda seconds: None"),
+    *("for attempt in Retrying(): with attempt: …", "attempt.retry_state.set_result(value)", "wait_jitter=1"),
+    *("async for attempt in AsyncRetrying(): with attempt: …", "stamina.set_active(False)"),
+    *("stamina.set_testing(True, attempts=2)", "stamina.instrumentation.set_on_retry_hooks([count])"),
 }
 """Rows in which ours is the second piece of code."""
 
@@ -100,18 +92,9 @@ class HTTPError(Exception):
     """The base class of httpx's errors, which is not installed here."""
 
 
-NAMES: dict[str, Any] = {
-    "rk": rk,
-    "re": re,
-    "random": random,
-    "timedelta": timedelta,
-    "httpx": SimpleNamespace(HTTPError=HTTPError),
-    "is_none": is_none,
-    "is_busy": is_busy,
-    "ais_busy": ais_busy,
-    "acached": acached,
-    "raise_own": raise_own,
-}
+FUNCTIONS: list[Any] = [timedelta, is_none, is_busy, ais_busy, acached, raise_own]
+NAMES: dict[str, Any] = {one.__name__: one for one in FUNCTIONS}
+NAMES |= {"rk": rk, "re": re, "random": random, "httpx": SimpleNamespace(HTTPError=HTTPError)}
 
 
 def evaluated(text: str, **names: object) -> Any:

@@ -1,7 +1,5 @@
 """Tenants that use the same id, from processes of their own: each gets its own result, whichever came first."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

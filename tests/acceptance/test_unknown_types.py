@@ -1,7 +1,5 @@
 """Accepted work and a process that was started without its module: what is typed, and what happens to the work."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 

@@ -4,8 +4,6 @@ An upgrade, a look by a newer version at a system that runs, and the way back, w
 Looking never migrates, a backup is the file as it is, and a migration keeps the file as it was.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

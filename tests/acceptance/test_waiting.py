@@ -4,8 +4,6 @@
 Rare causes are staged in `tests/unit/console/operations/test_waits.py`.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

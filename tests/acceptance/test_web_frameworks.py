@@ -4,8 +4,6 @@ The applications of the guides under the real frameworks: every order is one job
 Each is a process of its own, and so are a router and two workers. `make faults` sends 500 orders to each.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -227,9 +225,7 @@ def test_a_served_application_finds_each_of_its_jobs_which_end_once(
 @pytest.mark.parametrize(
     ("guide", "client"), [("flask", FLASK_CLIENT), ("django", DJANGO_CLIENT)], ids=["flask", "django"]
 )
-def test_an_application_under_its_test_client_finds_each_of_its_jobs_which_end_once(
-    shop: Folder, orders: range, guide: str, client: str
-) -> None:
+def test_an_application_under_a_test_client_finds_jobs(shop: Folder, orders: range, guide: str, client: str) -> None:
     write_guide(shop, guide)
     shop.write("shop_client.py", client)
     shop.write("drive.py", DRIVER)

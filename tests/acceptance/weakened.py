@@ -4,11 +4,10 @@ The command line without one of its protections: `python -m tests.acceptance.wea
 A test that passes here as well has not looked at the protection.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import reefknot.app.alert_watch
@@ -59,34 +58,6 @@ def without_loop_watch() -> None:
     setattr(reefknot.app.system, "LoopWatch", nothing)  # noqa: B010 - a name that it only imports
 
 
-def without_overdue_functions() -> None:
-    """Let a suspect begin although functions run on whose attempts are over."""
-    setattr(FunctionThreads, "overdue", 0)  # noqa: B010 - a property
-
-
-def without_giving_back() -> None:
-    """Let a process that is stopped at once keep its claims."""
-
-    def keep(_: System) -> None: ...
-
-    setattr(System, "give_back_now", keep)  # noqa: B010 - a method
-
-
-def without_looking_for_processes() -> None:
-    """Let a router count workers by their heartbeats alone."""
-    setattr(reefknot.queue.router.health, "owner_exists", lambda _: False)  # noqa: B010 - a name that it only imports
-
-
-def without_return_times() -> None:
-    """Let a time-out count when the event loop gets to it."""
-    setattr(_FunctionCall, "returned_by", lambda *_: False)  # noqa: B010 - a method
-
-
-def without_holding_keys() -> None:
-    """Renew the leases of idempotency keys in the event loop alone."""
-    setattr(reefknot.queue.worker.loop_watch, "extend_keys", lambda *_: None)  # noqa: B010 - a name that it only imports
-
-
 def with_quick_looks() -> None:
     """Look at alerts five times a second, with a minute of two steps of three seconds: this saves tests minutes."""
     reefknot.app.alert_watch.LOOK_EVERY_S = 0.2
@@ -100,11 +71,16 @@ WITHOUT: dict[str, Callable[[], None]] = {
     "isolation": without_isolation,
     "long-leases": with_short_leases,
     "loop-watch": without_loop_watch,
-    "overdue-functions": without_overdue_functions,
-    "giving-back": without_giving_back,
-    "living-processes": without_looking_for_processes,
-    "return-times": without_return_times,
-    "held-keys": without_holding_keys,
+    # Let a suspect begin although functions run on whose attempts are over.
+    "overdue-functions": partial(setattr, FunctionThreads, "overdue", 0),
+    # Let a process that is stopped at once keep its claims.
+    "giving-back": partial(setattr, System, "give_back_now", lambda _: None),
+    # Let a router count workers by their heartbeats alone.
+    "living-processes": partial(setattr, reefknot.queue.router.health, "owner_exists", lambda _: False),
+    # Let a time-out count when the event loop gets to it.
+    "return-times": partial(setattr, _FunctionCall, "returned_by", lambda *_: False),
+    # Renew the leases of idempotency keys in the event loop alone.
+    "held-keys": partial(setattr, reefknot.queue.worker.loop_watch, "extend_keys", lambda *_: None),
     "slow-looks": with_quick_looks,
 }
 

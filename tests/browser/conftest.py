@@ -4,8 +4,6 @@ A real Chromium, and a real `reefknot up` in a process of its own whose dashboar
 Both are started once for each process of the tests. A machine without Chromium fails these tests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Callable, Iterator

@@ -95,15 +95,10 @@ class RunningSystem:
         tokens = {"TEST_OPERATOR_TOKEN": OPERATOR, "TEST_READER_TOKEN": READER}
         log = self.folder / "up.log"
         with log.open("w") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "reefknot", "up", "--drain", "0", "--module", "steps"],
-                cwd=self.folder,
-                env=kept | tokens | {"PYTHONUTF8": "1", "COLUMNS": "200", "REEFKNOT_LOG_FORMAT": "text"},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                text=True,
-            )
+            words = [sys.executable, "-m", "reefknot", "up", "--drain", "0", "--module", "steps"]
+            env = kept | tokens | {"PYTHONUTF8": "1", "COLUMNS": "200", "REEFKNOT_LOG_FORMAT": "text"}
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, "text": True}
+            self._process = subprocess.Popen(words, cwd=self.folder, env=env, **streams)
 
         def is_served() -> bool:
             assert self._process is not None

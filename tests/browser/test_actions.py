@@ -1,7 +1,5 @@
 """Actions by clicking: the count before, the effect, its audit event, and the command that does the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ Every page is rendered with a text in place of every text of its answers. The el
 and a browser without any content policy must show the text as it is. A page that trusts one field is caught.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The login in a real browser: the address that is printed, and what a page of another site gets out of a session."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection

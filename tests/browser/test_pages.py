@@ -1,7 +1,5 @@
 """Every page in a real browser, while a system in another process runs work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -149,9 +147,7 @@ def test_the_overview_counts_what_another_process_does(worked: RunningSystem, vi
     page = visit().goto("/", live=True)
     tile = page.locator("a.tile[href='/quarantine'] b")
     before = int(tile.inner_text().replace(",", ""))
-
     worked.submit("one-more", "own.broken", {"text": "one more that fails"})
-
     count = "Number(document.querySelector(\"a.tile[href='/quarantine'] b\").textContent)"
     page.wait_for_function(f"before => {count} > before", arg=before)
     assert page.locator("svg.chart").count() >= 6

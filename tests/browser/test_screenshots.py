@@ -1,7 +1,5 @@
 """The screenshots of the documents, taken of a shop that runs: `REEFKNOT_SCREENSHOTS=write` renews them."""
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -1,7 +1,5 @@
 """Tables, charts and settings in a real browser: sorting, selections, pages, a search, values, theme and times."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """A strict sink in memory for the tests of the IMAP connector, and connectors of a mailbox."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A peer that knows only the documents: a client of NATS that sends and hears thei
 Its loop runs in a thread, so that a test can type commands and wait for messages in turn.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -4,8 +4,6 @@ A real PostgreSQL for the tests: one server for the session, a schema of its own
 `tools/postgres_server.py` starts and stops it. A server that does not start is an error, never a skip.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

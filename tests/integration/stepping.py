@@ -1,7 +1,5 @@
 """One step of one block, and a server on this machine for it to talk to."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import threading

@@ -1,7 +1,5 @@
 """`fs.blob_put`, `fs.blob_get` and `fs.delete` on a real file system."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
@@ -197,7 +195,6 @@ LONG_NAMES = ("報" * 80, "報" * 85, "🪢" * 60, "🪢" * 63, "a" + "é" * 127
 @pytest.mark.parametrize("name", LONG_NAMES, ids=range(len(LONG_NAMES)))
 def test_a_name_may_have_as_many_bytes_as_the_file_system_takes(root: Path, name: str) -> None:
     kept = put(root, path=f"deep/{name}", content="ahoy")
-
     assert kept.error_code is ErrorCode.none, kept.error_message
     assert [file.name for file in (root / "deep").iterdir()] == [name]
     assert put(root, path=f"deep/{name}", content="again").outputs["created"] is False
@@ -234,12 +231,10 @@ async def test_nobody_ever_sees_half_a_file(root: Path) -> None:
 async def test_a_file_system_that_does_not_answer_is_given_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(fs, "_delete", lambda place: answers.wait(10) and {})
-
     block = Delete(Folders(FsSettings((root,))))
     result = await step(block, 0.05, path="x")
     answers.set()
     await block.close()
-
     refused(result, ErrorCode.resource_unavailable, "within 0.05 s")
 
 

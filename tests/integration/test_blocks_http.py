@@ -1,7 +1,5 @@
 """`http.request` against real servers on this machine."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl
@@ -246,7 +244,6 @@ def test_no_header_but_the_harmless_ones_follows_to_another_origin() -> None:
     with serving(redirecting("/end")) as other, serving(redirecting(other.url("/end"))) as server:
         run(block(), url=server.url("/0"), headers=dict.fromkeys(CREDENTIALS, "hush") | harmless)
     sent = other.seen[0].headers
-
     assert "hush" not in sent.values()
     assert {name: sent[name.lower()] for name in harmless} == harmless
     assert set(sent) <= HARMLESS_HEADERS | {"host", "content-length"}

@@ -1,7 +1,5 @@
 """`sql.query` on a file of SQLite and on a real PostgreSQL."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

@@ -1,7 +1,5 @@
 """On a real PostgreSQL: a connection for reading writes nothing and makes no file, whatever the statement says."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator
@@ -73,7 +71,6 @@ def test_no_statement_of_the_corpus_writes_or_makes_a_file(postgres: Server, dsn
     queries = [one.replace("{out}", str(out)) for one in POSTGRES_CORPUS]
     before = state(dsn)
     answers = asked(SqlConnection(dsn), queries)
-
     assert len(set(POSTGRES_CORPUS)) >= 300
     assert state(dsn) == before
     assert not out.exists()

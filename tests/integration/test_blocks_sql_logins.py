@@ -1,7 +1,5 @@
 """A connection for reading is confined by its login: a real PostgreSQL, logins of every kind, texts in texts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -90,9 +88,7 @@ def ask(connection: SqlConnection, query: str, **limits: Any) -> StepResult:
 
 
 @pytest.mark.parametrize(("login", "role"), REFUSED)
-def test_a_login_that_may_do_more_than_read_is_refused_by_the_name_of_its_privilege(
-    logins: str, login: str, role: str
-) -> None:
+def test_a_login_that_may_do_more_than_read_is_refused_by_its_privilege(logins: str, login: str, role: str) -> None:
     result = ask(SqlConnection(as_login(logins, login), role=role), "SELECT 1 AS a")
     assert result.error_code is ErrorCode.permission_denied
     assert f"its login {login} " in result.error_message

@@ -1,7 +1,5 @@
 """Statements of SQLite run in processes of their own: killed when they do not end, bounded in memory and on disk."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -154,9 +152,7 @@ def test_a_statement_ends_when_its_worker_is_killed(settings: SqlSettings) -> No
     asyncio.run(gone(pid))
 
 
-async def test_a_write_that_was_killed_is_undone_before_the_next_reader(
-    settings: SqlSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_killed_write_is_undone_before_a_reader(settings: SqlSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in the middle of its changes it leaves a journal that a connection for reading cannot roll back."""
     path = str(settings.connections["reads"].sqlite_path)
     connection = apsw.Connection(path)

@@ -1,7 +1,5 @@
 """The HTTP API and the command line are two surfaces of the same operations: the same JSON, the same audit."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -72,7 +70,6 @@ def without(value: Any, names: tuple[str, ...] = MOVING) -> Any:
 )
 def test_an_answer_is_the_json_of_its_command(rk: Commands, words: str, path: str) -> None:
     printed, answered = rk(*words.split(), "--json"), api(rk, "GET", path)
-
     code = UNSERVED if words == "doctor" else 0
     assert (printed.code, answered.status) == (code, 200), (printed.err, answered.body)
     if code == UNSERVED:

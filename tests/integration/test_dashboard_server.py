@@ -1,7 +1,5 @@
 """The server of the dashboard over real sockets: its bounds, its end, and a store that does not answer."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -175,7 +173,7 @@ def large_answer(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("has_token", [False, True])
-async def test_connections_that_take_no_answer_leave_room_for_others(
+async def test_unread_connections_leave_room(
     has_token: bool, large_answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Static files are for everybody, so whoever reaches the port can ask for them again and again."""
@@ -334,9 +332,7 @@ async def test_others_are_answered_while_a_body_is_read(monkeypatch: pytest.Monk
     assert seen == [True]
 
 
-async def test_viewers_that_come_at_the_same_time_are_bounded_too(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_viewers_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(live, "MOST_VIEWERS", 5)
     async with served() as here:
         talks = [await here.connect() for _ in range(30)]

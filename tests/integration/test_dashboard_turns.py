@@ -1,7 +1,5 @@
 """Questions to the dashboard have turns: whoever asks, and however much, the work of the same process goes on."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

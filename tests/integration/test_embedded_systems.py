@@ -1,7 +1,5 @@
 """A router and workers in an application's own process: `rk.system`, `rk.system_sync`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -280,7 +278,6 @@ async def second(inputs, context):
 async def test_a_step_connects_to_the_system_that_runs_it_and_not_to_the_configured_store(folder: Path) -> None:
     (folder / "chain_steps.py").write_text(CHAIN.replace("base_delay=60", "base_delay=0.01"))
     (folder / "reefknot.yaml").write_text("worker: {retries: {v2: {enabled: true}}}\n")
-
     async with rk.system("sqlite:own.db", modules="chain_steps") as client, rk.connect() as same:
         assert same is client
         outputs = [(await client.run(f"chain.{name}", deadline=60)).output for name in ("first", "plain")]

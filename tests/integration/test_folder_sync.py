@@ -1,7 +1,5 @@
 """A folder, synced into the real document store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

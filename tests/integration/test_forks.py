@@ -1,7 +1,5 @@
 """Clients and stores in forked processes: a child connects by itself or hears what to do, and its parent goes on."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

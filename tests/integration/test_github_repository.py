@@ -1,7 +1,5 @@
 """The GitHub connector, over HTTP, on a server that answers like GitHub from a real git repository."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re
@@ -260,9 +258,7 @@ def test_an_unchanged_repository_costs_nothing_of_the_rate_limit(server: GithubS
     fill(server)
     kept = synced(server)
     used, asked = server.used, len(server.requests)
-
     synced(server, kept)
-
     assert [one.status for one in server.requests[asked:]] == [304] * 4
     assert server.used == used
     assert (kept.pages[-1].documents, kept.pages[-1].deleted) == ((), ())
@@ -333,9 +329,7 @@ def test_a_deleted_file_is_deleted(server: GithubServer) -> None:
     gone = kept.ids()["files/folder0/file3.md"]
     del server.git.files["folder0/file3.md"]
     server.git.commit()
-
     synced(server, kept)
-
     assert gone not in kept.documents
     assert len(kept.documents) == 14
 
@@ -362,9 +356,7 @@ def test_an_issue_that_a_listing_leaves_out_is_not_deleted_when_it_is_there(serv
         kept = synced(server, content=["issues"])
         time.advance(90_000)
         server.on("sort=created", Reply(body=b"[]"))
-
         synced(server, kept, content=["issues"])
-
     assert set(kept.ids()) == {"issues/1"}
 
 
@@ -391,7 +383,6 @@ async def test_a_sync_interrupted_after_every_page_keeps_the_same_documents(serv
     while not kept.pages or not kept.pages[-1].is_last:
         async with opened(server) as source:  # another process, which knows the cursor alone
             await one_page(source, kept, limit)
-
     assert kept.documents == whole.documents
 
 
@@ -628,9 +619,7 @@ def test_a_body_that_never_ends_is_transient(server: GithubServer, monkeypatch: 
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_an_answer_is_bounded_while_it_is_read(
-    server: GithubServer, monkeypatch: pytest.MonkeyPatch, is_packed: bool
-) -> None:
+def test_every_answer_is_bounded(server: GithubServer, monkeypatch: pytest.MonkeyPatch, is_packed: bool) -> None:
     """Packed, ten megabytes are ten kilobytes on the wire."""
     monkeypatch.setattr(github_api, "LARGEST_JSON", 5000)
     body = b" " * 10_000_000 + b"{}"
@@ -652,9 +641,7 @@ def test_a_certificate_is_checked_and_ca_file_names_its_authority(tmp_path: Path
 def test_a_blob_that_fails_for_good_does_not_stop_the_others(server: GithubServer) -> None:
     write(server, a="a", b="b", c="c")
     server.on("/git/blobs/", lambda server: None, refusal(451, "Blocked"))
-
     kept = synced(server, content=["files"])
-
     assert set(kept.ids()) == {"files/a.md", "files/c.md"}
     assert list(kept.pages.failures) == ["files/b.md"]
     synced(server, kept, content=["files"])
@@ -683,9 +670,7 @@ def test_a_blob_that_fails_with_the_whole_server_is_no_item_failure(server: Gith
     server.on("/git/blobs/", lambda server: None, *[Reply(503)] * 9)
     server.on("/git/ref/", lambda server: None, lambda server: None, *[Reply(503)] * 9)
     kept = Kept()
-
     failure(server, kind=TRANSIENT, kept=kept, content=["files"])
-
     assert kept.pages.failures == {}
     assert set(kept.ids()) == {"files/a.md"}, "what was read before the outage is kept"
 
@@ -833,9 +818,7 @@ async def numbered_pages(self: GithubRepository, draft: Any) -> None:
     draft.state.phase = "done"
 
 
-def test_the_change_between_pages_loses_an_issue_where_pages_are_numbered(
-    server: GithubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbered_pages_lose_an_issue_that_changes(server: GithubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     add_issues(server, 150)
     changing_at_the_second_page(server, "issues", lambda: server.change_issue(1, title="Changed early"))
     monkeypatch.setattr(GithubRepository, "_issues", numbered_pages)

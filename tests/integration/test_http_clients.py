@@ -4,8 +4,6 @@ Real HTTP clients against a real server on this machine; what they raise is unde
 The waits are virtual; nothing here waits but for a read that times out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

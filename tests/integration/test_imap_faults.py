@@ -5,8 +5,6 @@ answers that no sane server gives.
 Every failure is transient here, every sync ends when the trouble does, and no document is lost or there twice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
@@ -89,7 +87,6 @@ async def test_a_frozen_or_slow_server_is_left(delivered: Mailbox, impatient: No
     async with proxied(delivered.server.port, Trouble(fault, Way.DOWN, at, times=1)) as proxy:
         # On a busy machine the healthy connection may be slower than the limits, too.
         errors = await synced_at_last(connector(delivered, port=proxy.port), sink, most=50)
-
     assert sink.titles() == ALL
     assert "did not answer within" in str(errors[0])
     assert all(error.failure_type is FailureType.TRANSIENT for error in errors)
@@ -308,9 +305,7 @@ async def test_a_line_is_long_only_where_it_has_the_result_of_a_search() -> None
     assert (await outcome(answering("UID SEARCH", found))).titles == ["Message 1"]
 
 
-async def test_an_announced_literal_is_not_read_before_its_size_is_known_to_be_right(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_literal_is_not_read_before_its_size_is_known_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder's name of 100 kB is refused; the control with a larger limit reads it."""
     two = b'* LIST () "/" INBOX\r\n* LIST () "/" {100000}\r\n'
     script = answering("LIST", two + b"x" * 100_000 + b"\r\nTAG OK x\r\n")

@@ -1,7 +1,5 @@
 """The IMAP connector on a real Dovecot: deliveries, deletions, moves and new numbers, between and during syncs."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -70,7 +68,6 @@ def is_idle(done: Synced) -> bool:
 async def test_every_message_becomes_one_document(mailbox: Mailbox, sink: MemorySink) -> None:
     mailbox.deliver(*map(message, range(MANY)))
     done = await synced(mailbox, sink)
-
     assert len(done.documents) == len(sink.documents) == done.seen == MANY
     assert sink.titles() == titles(range(MANY))
     first = sink.documents[sink.ids_by_title()["Message 0"]]
@@ -290,7 +287,6 @@ async def test_a_forgotten_cursor_reads_all_folders_and_fetches_changes(mailbox:
     sink.place = Position()
     again = await synced(mailbox, sink)
     smaller = await synced(mailbox, sink, max_message_bytes=1024)
-
     assert (again.seen, again.documents) == (21, [])
     assert [(document.title, document.text) for document in smaller.documents] == [("Message 50", "")]
 
@@ -317,7 +313,6 @@ async def test_a_message_that_cannot_be_parsed_is_kept_with_its_problem(mailbox:
     many = ", ".join(f"user{number}@example.org" for number in range(32_000))
     mailbox.deliver(f"To: {many}\r\nSubject: party\r\n\r\nCome!\r\n".encode(), b"", b"\x00\xff" * 100)
     await synced(mailbox, sink)
-
     assert len(sink.documents) == 3
     party = sink.documents[sink.ids_by_title()["party"]]
     assert len(party.metadata["to"]) == 100

@@ -1,7 +1,5 @@
 """The audit log on JetStream with several processes: their chains, their deaths, tampering and retention."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -205,9 +203,7 @@ async def test_a_writer_whose_events_another_process_has_copied_goes_on_behind_t
 
 
 @pytest.mark.parametrize("is_sent", [True, False], ids=["stored", "lost"])
-async def test_a_copy_without_an_answer_counts_once(
-    store: JetStreamStore, monkeypatch: pytest.MonkeyPatch, is_sent: bool
-) -> None:
+async def test_a_lost_answer_counts_once(store: JetStreamStore, monkeypatch: pytest.MonkeyPatch, is_sent: bool) -> None:
     send = audit._Uncopied.send
     asked = []
 
@@ -230,9 +226,7 @@ async def test_a_copy_without_an_answer_counts_once(
     assert asked == ([2, 1] if is_sent else [2, 2, 1])
 
 
-async def test_values_survive_the_death_of_the_server_and_a_change_that_waited_for_it_is_made_once(
-    own_nats_server: NatsServer,
-) -> None:
+async def test_values_survive_a_dead_server_and_a_change_waits_for_it(own_nats_server: NatsServer) -> None:
     async with opening(own_nats_server) as another:
         store = await another()
         kept, gone = [await store.values.put(name, "{}", version=0) for name in ("kept", "gone")]

@@ -1,7 +1,5 @@
 """`reefknot audit` over a store on NATS, in processes of their own; one of the writers is killed at the worst time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

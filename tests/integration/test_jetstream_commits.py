@@ -5,8 +5,6 @@ Two stores of one name know no more of each other than two processes do. Each te
 the part that it is about, which must go wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -65,51 +63,39 @@ def item(work_id: str, **fields: Any) -> WorkItem:
     return WorkItem(work_id, "own.step", **fields)
 
 
-class TestOneWinner:
-    @staticmethod
-    async def _claim_all(one: JetStreamStore, other: JetStreamStore) -> list[str]:
-        await one.work.enqueue([item(f"w{number}") for number in range(40)])
-        await other.work.wait(10.0, classes=["cpu"])
-        claims = [
-            store.work.claim(5, WorkClaim(owner=f"{name}-{number}", classes=["cpu"]))
-            for number in range(8)
-            for name, store in (("one", one), ("other", other))
-        ]
-        return [work.id for taken in await asyncio.gather(*claims) for work in taken]
-
-    @pytest.mark.parametrize("is_control", [False, True], ids=["", "control without revisions"])
-    async def test_work_that_two_processes_claim_at_once_goes_to_one_of_them(
-        self, one: JetStreamStore, other: JetStreamStore, monkeypatch: pytest.MonkeyPatch, is_control: bool
-    ) -> None:
-        if is_control:
-            monkeypatch.setattr(Message, "headers", lambda self: {})
-        taken = await self._claim_all(one, other)
-        assert set(taken) == {f"w{number}" for number in range(40)}
-        assert (len(taken) > len(set(taken))) is is_control
+@pytest.mark.parametrize("is_control", [False, True], ids=["", "control without revisions"])
+async def test_work_that_two_processes_claim_at_once_goes_to_one_of_them(
+    one: JetStreamStore, other: JetStreamStore, monkeypatch: pytest.MonkeyPatch, is_control: bool
+) -> None:
+    if is_control:
+        monkeypatch.setattr(Message, "headers", lambda self: {})
+    await one.work.enqueue([item(f"w{number}") for number in range(40)])
+    await other.work.wait(10.0, classes=["cpu"])
+    claims = [
+        store.work.claim(5, WorkClaim(owner=f"{name}-{number}", classes=["cpu"]))
+        for number in range(8)
+        for name, store in (("one", one), ("other", other))
+    ]
+    taken = [work.id for claimed in await asyncio.gather(*claims) for work in claimed]
+    assert set(taken) == {f"w{number}" for number in range(40)}
+    assert (len(taken) > len(set(taken))) is is_control
 
 
-class TestAdmission:
-    RULES = SubmissionRules(size=10)
-
-    async def _submit(self, one: JetStreamStore, other: JetStreamStore) -> int:
-        bounded, fields = Enqueue(rules=self.RULES), {"resource_class": "router", "pool": "cpu"}
-        arrivals = [
-            store.work.enqueue([item(f"{name}{number}", **fields)], bounded)
-            for number in range(20)
-            for name, store in (("a", one), ("b", other))
-        ]
-        answers = [answer for kept in await asyncio.gather(*arrivals) for answer in kept]
-        return answers.count(Enqueued.ACCEPTED)
-
-    @pytest.mark.parametrize("is_control", [False, True], ids=["", "control: without the comparison of arrivals"])
-    async def test_the_bound_is_exact_however_many_submit_at_once(
-        self, one: JetStreamStore, other: JetStreamStore, monkeypatch: pytest.MonkeyPatch, is_control: bool
-    ) -> None:
-        """Ten places, one of them for work above the default priority."""
-        if is_control:
-            monkeypatch.setattr(State, "pool_messages", lambda self: [])
-        accepted = await self._submit(one, other)
-        assert accepted > 9 if is_control else accepted == 9
+@pytest.mark.parametrize("is_control", [False, True], ids=["", "control: without the comparison of arrivals"])
+async def test_the_bound_is_exact_however_many_submit_at_once(
+    one: JetStreamStore, other: JetStreamStore, monkeypatch: pytest.MonkeyPatch, is_control: bool
+) -> None:
+    """Ten places, one of them for work above the default priority."""
+    if is_control:
+        monkeypatch.setattr(State, "pool_messages", lambda self: [])
+    bounded, fields = Enqueue(rules=SubmissionRules(size=10)), {"resource_class": "router", "pool": "cpu"}
+    arrivals = [
+        store.work.enqueue([item(f"{name}{number}", **fields)], bounded)
+        for number in range(20)
+        for name, store in (("a", one), ("b", other))
+    ]
+    accepted = [answer for kept in await asyncio.gather(*arrivals) for answer in kept].count(Enqueued.ACCEPTED)
+    assert accepted > 9 if is_control else accepted == 9
 
 
 class TestLostAnswers:
@@ -157,24 +143,23 @@ class TestLostAnswers:
         assert is_control or await event_types(other) == ["submitted"] * 6
 
 
-class TestAMirrorThatWasAway:
-    async def test_work_that_ended_while_nobody_heard_is_not_open_any_more(
-        self, one: JetStreamStore, other: JetStreamStore, clock: VirtualClock
-    ) -> None:
-        """After so long that tombstones may be gone, everything is read anew."""
+async def test_work_that_ended_while_nobody_heard_is_not_open_any_more(
+    one: JetStreamStore, other: JetStreamStore, clock: VirtualClock
+) -> None:
+    """After so long that tombstones may be gone, everything is read anew."""
 
-        await one.work.enqueue([item("stays"), item("ends")])
-        await other.work.wait(10.0)
-        await other.state.feed.stop()
-        await one.work.cancel("ends")
-        clock.advance(3600)
-        other.state.feed.caught_up.clear()
-        await other.state.feed.start()
-        await other.connection._back()  # as after a connection that was lost
-        async with asyncio.timeout(20):
-            while "ends" in other.state.table.items:  # noqa: ASYNC110 - the feed has no event for what it removes
-                await asyncio.sleep(0.01)
-        assert set(other.state.table.items) == {"stays"}
+    await one.work.enqueue([item("stays"), item("ends")])
+    await other.work.wait(10.0)
+    await other.state.feed.stop()
+    await one.work.cancel("ends")
+    clock.advance(3600)
+    other.state.feed.caught_up.clear()
+    await other.state.feed.start()
+    await other.connection._back()  # as after a connection that was lost
+    async with asyncio.timeout(20):
+        while "ends" in other.state.table.items:  # noqa: ASYNC110 - the feed has no event for what it removes
+            await asyncio.sleep(0.01)
+    assert set(other.state.table.items) == {"stays"}
 
 
 async def test_a_change_that_is_too_large_fails_for_its_own_caller(one: JetStreamStore, other: JetStreamStore) -> None:
@@ -186,9 +171,7 @@ async def test_a_change_that_is_too_large_fails_for_its_own_caller(one: JetStrea
     assert await other.work.get("m0") is None
 
 
-async def test_a_payload_and_a_result_of_several_megabytes_come_back_as_they_were(
-    one: JetStreamStore, other: JetStreamStore
-) -> None:
+async def test_payloads_and_results_of_megabytes_come_back_whole(one: JetStreamStore, other: JetStreamStore) -> None:
     payload, result = bytes(range(256)) * 12_000, "r" * 2_000_000
     await one.work.enqueue([item("large", payload=payload)])
     await other.work.wait(10.0)

@@ -1,7 +1,5 @@
 """What is wrong with a NATS server or its streams is said by name, with what to do."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ A store on NATS that is full: a change that does not fit is refused as a whole, 
 The limits of an account or a server do not do that: the control shows what they leave.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

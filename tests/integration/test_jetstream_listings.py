@@ -1,10 +1,7 @@
 """Lists of work on a NATS server: the newest first, whoever submitted them, without reading all that ever ended."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,10 +9,10 @@ import pytest
 from reefknot.console.nats_servers import NatsServer
 from reefknot.queue.model.work import Quarantine, WorkDone, WorkItem, WorkState
 from reefknot.queue.port.work_queue import EVERYTHING, Settlement, WorkClaim
-from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream import JetStreamStore, reads, work
 from reefknot.testing.conformance.listings import listed
+from tests.integration.test_jetstream_full import opened
 from tests.stories import InLoop
 
 pytestmark = pytest.mark.real_time
@@ -29,19 +26,9 @@ def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "SKEW_MS", 0)
 
 
-@asynccontextmanager
-async def opened(server: NatsServer, name: str = "") -> AsyncIterator[JetStreamStore]:
-    """A store as in a process of its own."""
-    store = await JetStreamStore.open(server.url, SystemClock(), name=name or new_id())
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
 @pytest.fixture
 def store(nats_server: NatsServer) -> InLoop:
-    return InLoop(lambda: opened(nats_server))
+    return InLoop(lambda: opened(f"{nats_server.url}/{new_id()}"))
 
 
 async def submitted(store: JetStreamStore, names: Sequence[str]) -> None:
@@ -56,18 +43,18 @@ async def done(store: JetStreamStore, number: int) -> None:
 
 async def test_jobs_of_several_processes_are_listed_in_the_order_of_their_submission(nats_server: NatsServer) -> None:
     """A process that finds no open work knows nothing of earlier arrivals."""
-    name = new_id()
+    url = f"{nats_server.url}/{new_id()}"
     for job in ("z-first", "b", "a-last"):
-        async with opened(nats_server, name) as store:
+        async with opened(url) as store:
             await submitted(store, [job])
             await done(store, 1)
-    async with opened(nats_server, name) as store:
+    async with opened(url) as store:
         assert await listed(store) == ["a-last", "b", "z-first"]
         assert await listed(store, oldest=True) == ["z-first", "b", "a-last"]
         assert await listed(store, after="b") == ["z-first"]
 
 
-async def test_a_page_of_the_newest_jobs_reads_a_part_of_those_that_ended(
+async def test_a_page_of_the_newest_reads_few_ended_jobs(
     monkeypatch: pytest.MonkeyPatch, store: JetStreamStore
 ) -> None:
     read: list[int] = []

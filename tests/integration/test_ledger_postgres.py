@@ -1,7 +1,5 @@
 """Mode txn on a real PostgreSQL: the effect and its record commit together, or neither does."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -72,9 +70,7 @@ def somebody_waits_for_a_lock(dsn: str) -> bool:
 
 @pytest.mark.parametrize("autocommit", [False, True])
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_second_call_of_a_key_gets_the_first_ones_result_and_has_no_effect(
-    dsn: str, autocommit: bool, level: psycopg.IsolationLevel
-) -> None:
+def test_a_second_call_gets_the_first_ones_result(dsn: str, autocommit: bool, level: psycopg.IsolationLevel) -> None:
     with psycopg.connect(dsn, autocommit=autocommit, row_factory=dict_row) as conn:
         conn.isolation_level = level
         assert pay(conn, amount=20) == {"paid": 20}
@@ -334,8 +330,6 @@ def test_killed_at_any_exchange_and_restarted_there_is_one_effect_and_one_record
 
 
 @pytest.mark.parametrize(("variant", "wrong"), [("effect_first", 2), ("record_first", 0)])
-def test_control_a_record_outside_of_the_transaction_doubles_or_loses_the_effect(
-    dsn: str, variant: str, wrong: int
-) -> None:
+def test_control_a_record_outside_the_transaction_doubles_or_loses_it(dsn: str, variant: str, wrong: int) -> None:
     counts = die_everywhere(variant, dsn)
     assert wrong in {effects for effects, _ in counts}

@@ -4,8 +4,6 @@ Workers that know only the documents, against a router of ours on NATS.
 One that never sends a heartbeat hears assignments on the shared subject; one that does, on its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
@@ -220,7 +218,6 @@ def test_an_assignment_is_the_same_bytes_over_nats_and_over_sqlite(folder: Folde
     submit(folder, "b")
     over_nats = [peer.wait_for(ASSIGN, assignment_id=name).data for name in ("a", "b")]
     assert json.loads(over_nats[0]) == {**assignment("a", "their.step", {"n": 1}, **WHOLE), "version": "1"}
-
     engine = f"sqlite:{folder.path / 'other.db'}"
     over_sqlite = asyncio.run(_heard_over(folder, engine, 2))
     assert sorted(over_sqlite) == sorted(over_nats)

@@ -4,8 +4,6 @@ A router that knows only the documents, against a worker of ours on NATS, baseli
 It sends assignments by every way, and reads acks, results and heartbeats as JSON.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -29,16 +27,6 @@ worker:
       resource_pools: {cpu: {max_concurrency: 1}}
       policies: {defer: {max_defer_time_ms: 1000}}
 """
-FLAKY = """\
-import os
-import reefknot as rk
-
-@rk.block("own.flaky")
-async def flaky(inputs, context):
-    if context.attempt == 1:
-        raise ConnectionError("not now")
-    return {}
-"""
 V2_FIELDS = {"overload_status", "queue_depth", "worker_id", "reason", "retry_after_ms"}
 RESULT_FIELDS = {"assignment_id", "request_id", "status", "provider_id", "job", "latency_ms", "cost"}
 
@@ -46,8 +34,7 @@ RESULT_FIELDS = {"assignment_id", "request_id", "status", "provider_id", "job", 
 def started(folder: Folder, configuration: str) -> None:
     """A worker of ours, ready for assignments."""
     (folder.path / "reefknot.yaml").write_text(configuration)
-    (folder.path / "odd.py").write_text(FLAKY)
-    folder.part("worker", "--worker-id", WORKER, "--module", "naps", "--module", "odd")
+    folder.part("worker", "--worker-id", WORKER, "--module", "naps")
 
 
 def v2(size: int, policy: str = "reject_new") -> str:

@@ -1,7 +1,5 @@
 """The transport on a real NATS server: the wire, a lost connection, the shared stream, and nats-py as a peer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -34,13 +32,14 @@ from tests.workshop import Step, work
 
 pytestmark = pytest.mark.real_time
 
+End = JetStreamTransport
 MEBIBYTE = 1 << 20
 
 
 @asynccontextmanager
 async def end_of(
     server: NatsServer, name: str, *, subject_prefix: str | None = "", **options: Any
-) -> AsyncIterator[JetStreamTransport]:
+) -> AsyncIterator[End]:
     """An end with a connection of its own, as another process has."""
     connection = Connection(options_from_url(f"{server.url}/{name}", patience=30.0, subject_prefix=subject_prefix))
     await connection.open()
@@ -107,14 +106,14 @@ def assign_server(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 class TestTheWire:
-    async def test_a_peer_hears_the_very_body_and_the_headers(self, end: JetStreamTransport, peer: Client) -> None:
+    async def test_a_peer_hears_the_very_body_and_the_headers(self, end: End, peer: Client) -> None:
         heard = await heard_by(peer, RESULT)
         await end.publish(RESULT, b'{"b": 1,"a":2}', headers={"trace_id": "t-1"}, message_id="x1")
         message = await heard.get()
         assert message.data == b'{"b": 1,"a":2}'
         assert message.headers == {"trace_id": "t-1", "Nats-Msg-Id": "x1"}
 
-    async def test_a_peers_message_is_heard_and_its_id_counts(self, end: JetStreamTransport, peer: Client) -> None:
+    async def test_a_peers_message_is_heard_and_its_id_counts(self, end: End, peer: Client) -> None:
         line = end.subscribe(RESULT)
         await end.publish(RESULT, b"first")
         assert (await anext(line)).body == b"first"
@@ -128,19 +127,19 @@ class TestTheWire:
         "headers", [{"a": "x\r\nNats-Msg-Id: 7"}, {"a b": "1"}, {"a": " blank "}, {"Nats-Msg-Id": "mine"}]
     )
     async def test_headers_that_nats_cannot_carry_arrive_and_inject_nothing(
-        self, headers: dict[str, str], peer: Client, end: JetStreamTransport, far: JetStreamTransport
+        self, headers: dict[str, str], peer: Client, end: End, far: End
     ) -> None:
         heard, line = await heard_by(peer, "a"), far.subscribe("a")
         await end.publish("a", b"x", headers=headers)
         assert dict((await anext(line)).headers) == headers
         assert "Nats-Msg-Id" not in ((await heard.get()).headers or {})
 
-    async def test_a_peer_that_does_not_read_is_never_waited_for(self, end: JetStreamTransport, peer: Client) -> None:
+    async def test_a_peer_that_does_not_read_is_never_waited_for(self, end: End, peer: Client) -> None:
         await peer.subscribe("a", pending_msgs_limit=2)
         for _ in range(3000):
             await end.publish("a", b"x")
 
-    async def test_nothing_is_added_to_a_message_for_peers_alone(self, end: JetStreamTransport, peer: Client) -> None:
+    async def test_nothing_is_added_to_a_message_for_peers_alone(self, end: End, peer: Client) -> None:
         heard = await heard_by(peer, "a")
         for _ in range(2000):
             await end.publish("a", b"x")
@@ -189,9 +188,7 @@ class TestTheWire:
 
 class TestParts:
     @pytest.mark.parametrize("size", [MEBIBYTE, MEBIBYTE + 1, 3 * MEBIBYTE])
-    async def test_a_message_larger_than_the_server_takes_arrives_whole_and_once(
-        self, size: int, end: JetStreamTransport, far: JetStreamTransport
-    ) -> None:
+    async def test_a_message_that_is_too_large_arrives_whole_and_once(self, size: int, end: End, far: End) -> None:
         body = (bytes(range(251)) * (size // 251 + 1))[:size]
         line = far.subscribe("a")
         for _ in range(2):
@@ -201,13 +198,13 @@ class TestParts:
         assert (one.subject, one.body == body, dict(one.headers)) == ("a", True, {"trace_id": "t"})
         assert two.body == b"last"
 
-    async def test_a_peer_hears_no_parts(self, end: JetStreamTransport, peer: Client) -> None:
+    async def test_a_peer_hears_no_parts(self, end: End, peer: Client) -> None:
         heard = await heard_by(peer, "a")
         await end.publish("a", bytes(2 * MEBIBYTE))
         await end.publish("a", b"small")
         assert (await heard.get()).data == b"small"
 
-    async def test_a_part_after_a_gap_is_dropped(self, name: str, end: JetStreamTransport, peer: Client) -> None:
+    async def test_a_part_after_a_gap_is_dropped(self, name: str, end: End, peer: Client) -> None:
         line = end.subscribe("a")
         await end.publish("a", b"first")
         assert (await anext(line)).body == b"first"
@@ -217,12 +214,12 @@ class TestParts:
         await end.publish("a", bytes(2 * MEBIBYTE))
         assert len((await anext(line)).body) == 2 * MEBIBYTE
 
-    async def test_a_message_beyond_the_bound_is_refused_by_its_size(self, end: JetStreamTransport) -> None:
+    async def test_a_message_beyond_the_bound_is_refused_by_its_size(self, end: End) -> None:
         with pytest.raises(StoreFullError, match="bytes, and 67108864 are accepted"):
             await end.publish("a", bytes(64 * MEBIBYTE))
 
 
-async def publish_for_ever(end: JetStreamTransport) -> None:
+async def publish_for_ever(end: End) -> None:
     while True:
         await end.publish("nobody", b"lost")
         await asyncio.sleep(0)
@@ -251,9 +248,7 @@ class TestALostConnection:
             await until_true(is_heard)
             assert (await hearing).body == b"after"
 
-    async def test_a_listener_that_is_gone_without_a_word_is_forgotten(
-        self, nats_server: NatsServer, name: str, end: JetStreamTransport
-    ) -> None:
+    async def test_a_listener_that_is_gone_is_forgotten(self, nats_server: NatsServer, name: str, end: End) -> None:
         connection = Connection(options_from_url(f"{nats_server.url}/{name}", patience=30.0, subject_prefix=""))
         await connection.open()
         gone = JetStreamTransport(connection)
@@ -304,7 +299,7 @@ class TestTheSharedStream:
         return InLoop(lambda: end_of(assign_server, name, shared_stream=True))
 
     async def test_what_is_sent_before_a_worker_is_up_is_kept_and_two_workers_share_it(
-        self, assign_server: NatsServer, name: str, peer: Client, end: JetStreamTransport
+        self, assign_server: NatsServer, name: str, peer: Client, end: End
     ) -> None:
         await end.ensure_stream()
         await peer.publish(ASSIGN, b"0")
@@ -327,7 +322,7 @@ class TestTheSharedStream:
         assert sorted(map(int, found[0] + found[1])) == list(range(200))
         assert all(found)
 
-    async def test_the_stream_has_this_one_subject(self, name: str, peer: Client, end: JetStreamTransport) -> None:
+    async def test_the_stream_has_this_one_subject(self, name: str, peer: Client, end: End) -> None:
         line = end.subscribe(ACK)
         await end.ensure_stream()
         await end.publish(ACK, b"an ack")
@@ -343,7 +338,7 @@ class TestTheSharedStream:
             assert (first.body, again.body, dict(again.headers)) == (b"x", b"x", {"tenant_id": "t"})
 
     async def test_what_waits_unread_is_given_back_at_once_when_its_worker_closes(
-        self, assign_server: NatsServer, name: str, peer: Client, end: JetStreamTransport
+        self, assign_server: NatsServer, name: str, peer: Client, end: End
     ) -> None:
         async with end_of(assign_server, name, shared_stream=True) as leaving:
             leaving.subscribe(ASSIGN)
@@ -390,22 +385,20 @@ class TestTheSharedStream:
                 info = await stream_info(peer, name)
                 assert (info.config.max_msgs, info.state.messages) == (most, most - 1)
 
-    async def test_a_foreign_stream_there_is_named(self, name: str, peer: Client, end: JetStreamTransport) -> None:
+    async def test_a_foreign_stream_there_is_named(self, name: str, peer: Client, end: End) -> None:
         await peer.jetstream().add_stream(name="THEIRS", subjects=["caf.exec.>"])
         line = end.subscribe(ASSIGN)
         for use in (end.ensure_stream(), end.publish(ASSIGN, b"x"), anext(line)):
             with pytest.raises(SubjectTakenError, match=f"the subject {ASSIGN} belongs to the stream THEIRS"):
                 await use
 
-    async def test_a_stream_of_the_same_name_for_something_else_is_refused(
-        self, name: str, peer: Client, end: JetStreamTransport
-    ) -> None:
+    async def test_a_stream_of_the_same_name_for_others_is_refused(self, name: str, peer: Client, end: End) -> None:
         await peer.jetstream().add_stream(name=f"{name}_assign", subjects=["theirs"])
         with pytest.raises(SubjectTakenError, match="is not one for assignments: subjects is"):
             await end.ensure_stream()
 
     async def test_a_killed_server_loses_no_assignment_and_fetching_goes_on(
-        self, assign_server: NatsServer, peer: Client, end: JetStreamTransport
+        self, assign_server: NatsServer, peer: Client, end: End
     ) -> None:
         line = end.subscribe(ASSIGN)
         await end.publish(ASSIGN, b"before")
@@ -424,7 +417,7 @@ class TestTheSharedStream:
         while (await anext(line)).body != b"after":  # the first one was not acknowledged
             pass
 
-    async def test_a_removed_consumer_is_made_again(self, name: str, peer: Client, end: JetStreamTransport) -> None:
+    async def test_a_removed_consumer_is_made_again(self, name: str, peer: Client, end: End) -> None:
         line = end.subscribe(ASSIGN)
         await end.publish(ASSIGN, b"one")
         assert (await anext(line)).body == b"one"
@@ -434,10 +427,9 @@ class TestTheSharedStream:
             pass
 
     async def test_assignments_flow_without_a_request_that_has_to_be_made_again(
-        self, monkeypatch: pytest.MonkeyPatch, end: JetStreamTransport
+        self, monkeypatch: pytest.MonkeyPatch, end: End
     ) -> None:
         monkeypatch.setattr(assignments, "SILENT_S", 10 * LONGEST_S)
-
         line = end.subscribe(ASSIGN, limit=4)
         for n in range(40):
             await end.publish(ASSIGN, str(n).encode())
@@ -446,9 +438,7 @@ class TestTheSharedStream:
             assert delivery.body == str(n).encode()
             await acknowledge(delivery)
 
-    async def test_a_request_that_the_server_forgot_is_made_again(
-        self, monkeypatch: pytest.MonkeyPatch, end: JetStreamTransport
-    ) -> None:
+    async def test_a_request_that_a_server_forgot_is_repeated(self, monkeypatch: pytest.MonkeyPatch, end: End) -> None:
         monkeypatch.setattr(assignments, "SILENT_S", 0.2)
         forgotten: list[str] = []
         publish = Connection.publish
@@ -477,15 +467,9 @@ class TestTheSharedStream:
                 await peer.publish(ASSIGN, encode(work(f"a{n}")))
             clock = SystemClock()
             for n, end in enumerate(ends):
-                worker = Worker(
-                    f"w{n}",
-                    settings=default_settings(),
-                    store=MemoryStore(clock),
-                    transport=end,
-                    blocks={"test.step": Step()},
-                    clock=clock,
-                    shared_subject=True,
-                )
+                parts: dict[str, Any] = {"store": MemoryStore(clock), "transport": end, "clock": clock}
+                blocks: Any = {"test.step": Step()}
+                worker = Worker(f"w{n}", settings=default_settings(), blocks=blocks, shared_subject=True, **parts)
                 await worker.start()
                 stack.push_async_callback(worker.stop)
             expected = sorted(f"a{n}" for n in range(20))
@@ -498,14 +482,13 @@ class TestTheSharedStream:
             assert (acks.qsize(), results.qsize()) == (0, 0)
 
 
-class TestWithoutTheSharedStream:
-    async def test_without_it_every_listener_hears_an_assignment_and_no_stream_is_made(
-        self, name: str, peer: Client, end: JetStreamTransport, far: JetStreamTransport
-    ) -> None:
-        lines = [end.subscribe(ASSIGN), far.subscribe(ASSIGN)]
-        await end.publish(ASSIGN, b"x")
-        assert [(await anext(line)).body for line in lines] == [b"x", b"x"]
-        assert not [one for one in await peer.jetstream().streams_info() if name in str(one.config.name)]
+async def test_without_it_every_listener_hears_an_assignment_and_no_stream_is_made(
+    name: str, peer: Client, end: End, far: End
+) -> None:
+    lines = [end.subscribe(ASSIGN), far.subscribe(ASSIGN)]
+    await end.publish(ASSIGN, b"x")
+    assert [(await anext(line)).body for line in lines] == [b"x", b"x"]
+    assert not [one for one in await peer.jetstream().streams_info() if name in str(one.config.name)]
 
 
 class TestTwoNames:
@@ -521,7 +504,7 @@ class TestTwoNames:
             subjects = [(await heard.get()).subject for _ in range(2)]
             assert subjects == ["name2.caf.exec.result.v1", "name1.caf.exec.result.v1"]
 
-    async def test_control_with_one_prefix_they_do(self, end: JetStreamTransport, nats_server: NatsServer) -> None:
+    async def test_control_with_one_prefix_they_do(self, end: End, nats_server: NatsServer) -> None:
         async with end_of(nats_server, "another") as far:
             line = far.subscribe(RESULT)
             await end.publish(RESULT, b"heard")

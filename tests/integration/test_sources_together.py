@@ -1,7 +1,5 @@
 """All four connectors in one running system: first syncs, changes, bad input, and what `source list` says of it."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The locks on a store that is open: no look at its files, by whatever part of the process, gives them back."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -4,8 +4,6 @@ A wait for a result ends within about a second of the result, whatever gets lost
 Each engine runs with every wake-up dropped. The control sleeps through it: a wait without its look every second.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -111,21 +109,20 @@ class TestEveryWakeUpIsDropped:
             assert all(item is not None and item.result == '"done"' for item in run())
 
 
-class TestOtherClients:
-    def test_a_client_without_a_loop_waits_a_second(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        address = f"sqlite:{tmp_path}/state.db"
+def test_a_client_without_a_loop_waits_a_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    address = f"sqlite:{tmp_path}/state.db"
 
-        async def end() -> None:
-            async with open_store(address) as store:
-                item = ((await store.work.search()).items)[0]
-                await store.work.cancel(item.id, reason="not wanted", who="test")
+    async def end() -> None:
+        async with open_store(address) as store:
+            item = (await store.work.search()).items[0]
+            await store.work.cancel(item.id, reason="not wanted", who="test")
 
-        with rk.connect_sync(address) as client, ThreadPoolExecutor(1) as waiting:
-            handle = client.submit("own.step", {})
-            no_wakes(monkeypatch)()
-            result = waiting.submit(handle.result, timeout=30)
-            asyncio.run(end())
-            assert result.result(SOON_S).status == "cancelled"
+    with rk.connect_sync(address) as client, ThreadPoolExecutor(1) as waiting:
+        handle = client.submit("own.step", {})
+        no_wakes(monkeypatch)()
+        result = waiting.submit(handle.result, timeout=30)
+        asyncio.run(end())
+        assert result.result(SOON_S).status == "cancelled"
 
 
 @pytest.mark.real_time

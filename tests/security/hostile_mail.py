@@ -47,6 +47,17 @@ CHARSETS = (
 )
 
 
+MULTIPART = b"Content-Type: multipart/mixed; boundary=b\r\n\r\n"
+SUBTYPES = (b"mixed", b"alternative", b"related", b"digest")
+DATES = (b"Tue, 14 Nov 99999 22:13:20 +9999", b"9" * 5000, b"0", b"Tue, 00 Jan 0000 99:99:99 -9999", b"\xff" * 100)
+NAMES = (b"Subject", b"To", b"Content-Type", b"Date", b"Content-Disposition", b"X-Other", b"From")
+TEXTS = (b"xn--a-", b"+AAA", b"~{", b"\x1b$B", b"\xff\xfe", b"\\x41")
+ENCODINGS = (b"base64", b"quoted-printable", b"x-uuencode", b"BASE64 ")
+ENCODED = (b"=" * 999, b"=\r\n", b"=4", b64encode(bytes(600)), b"!", b"A", b"=ZZ")
+BLANKS = (b"\n", b" ", b"\r", b"\n ", b"\x00", b"\t\n", b"\xc2\xa0")
+Attack = Callable[[Random], bytes]
+
+
 def _times(draw: Random, piece: bytes, most: int = LARGEST) -> bytes:
     return piece * max(1, draw.randint(1, most) // len(piece))
 
@@ -56,27 +67,8 @@ def _recipients(draw: Random) -> bytes:
     return draw.choice((b"To: ", b"Cc: ", b"From: ")) + between.join(b"u%d@e.org" % n for n in range(32_000)) + b"\r\n"
 
 
-def _long_header(draw: Random) -> bytes:
-    name = draw.choice((b"Subject", b"To", b"Content-Type", b"Date", b"Content-Disposition", b"X-Other", b"From"))
-    return name + b": " + _times(draw, draw.choice(WORDS), 1_000_000) + b"\r\n"
-
-
-def _many_headers(draw: Random) -> bytes:
-    return _times(draw, draw.choice(LINES), 1_000_000)
-
-
-def _parameters(draw: Random) -> bytes:
-    return b"Content-Disposition: attachment" + _times(draw, draw.choice(PARAMETERS), 100_000) + b"\r\n"
-
-
-def _date(draw: Random) -> bytes:
-    dates = (b"Tue, 14 Nov 99999 22:13:20 +9999", b"9" * 5000, b"0", b"Tue, 00 Jan 0000 99:99:99 -9999", b"\xff" * 100)
-    return b"Date: " + draw.choice(dates) + b"\r\n"
-
-
 def _wide(draw: Random) -> bytes:
-    kind = draw.choice((b"mixed", b"alternative", b"related", b"digest"))
-    part = draw.choice(PARTS)
+    kind, part = draw.choice(SUBTYPES), draw.choice(PARTS)
     return b"Content-Type: multipart/" + kind + b"; boundary=b\r\n\r\n" + part * draw.choice((10, 10_000, 100_000))
 
 
@@ -87,35 +79,32 @@ def _deep(draw: Random) -> bytes:
     return b"".join(b"Content-Type: multipart/mixed; boundary=b%d\r\n\r\n--b%d\r\n" % (n, n) for n in range(levels))
 
 
-def _same_boundary(draw: Random) -> bytes:
-    return b"Content-Type: multipart/mixed; boundary=b\r\n\r\n--b\r\n" * draw.choice((10, 1000, 30_000))
-
-
-def _html(draw: Random) -> bytes:
-    return b"Content-Type: text/html\r\n\r\n" + _times(draw, draw.choice(TAGS))
-
-
 def _many_html(draw: Random) -> bytes:
     part = b"--b\r\nContent-Type: text/html\r\n\r\n" + draw.choice((b"<", b"<!--", b"&#")) * 5_000 + b"\r\n"
-    return b"Content-Type: multipart/mixed; boundary=b\r\n\r\n" + part * 400
+    return MULTIPART + part * 400
 
 
 def _charset(draw: Random) -> bytes:
     start = f'Content-Type: text/plain; charset="{draw.choice(CHARSETS)}"\r\n\r\n'.encode()
-    return start + _times(draw, draw.choice((b"xn--a-", b"+AAA", b"~{", b"\x1b$B", b"\xff\xfe", b"\\x41")))
+    return start + _times(draw, draw.choice(TEXTS))
 
 
 def _encoded(draw: Random) -> bytes:
-    kind = draw.choice((b"base64", b"quoted-printable", b"x-uuencode", b"BASE64 "))
-    body = draw.choice((b"=" * 999, b"=\r\n", b"=4", b64encode(bytes(600)), b"!", b"A", b"=ZZ"))
-    return b"Content-Transfer-Encoding: " + kind + b"\r\n\r\n" + _times(draw, body)
+    start = b"Content-Transfer-Encoding: " + draw.choice(ENCODINGS) + b"\r\n\r\n"
+    return start + _times(draw, draw.choice(ENCODED))
 
 
-def _blank(draw: Random) -> bytes:
-    return b"\r\n" + _times(draw, draw.choice((b"\n", b" ", b"\r", b"\n ", b"\x00", b"\t\n", b"\xc2\xa0")))
-
-
-_HEADERS: tuple[Callable[[Random], bytes], ...] = (_recipients, _long_header, _many_headers, _parameters, _date)
-_BODIES: tuple[Callable[[Random], bytes], ...] = (
-    *(_wide, _deep, _same_boundary, _html, _many_html, _charset, _encoded, _blank),
+_HEADERS: tuple[Attack, ...] = (
+    _recipients,
+    lambda draw: draw.choice(NAMES) + b": " + _times(draw, draw.choice(WORDS), 1_000_000) + b"\r\n",
+    lambda draw: _times(draw, draw.choice(LINES), 1_000_000),
+    lambda draw: b"Content-Disposition: attachment" + _times(draw, draw.choice(PARAMETERS), 100_000) + b"\r\n",
+    lambda draw: b"Date: " + draw.choice(DATES) + b"\r\n",
+)
+_BODIES: tuple[Attack, ...] = (
+    *(_wide, _deep),
+    lambda draw: (MULTIPART + b"--b\r\n") * draw.choice((10, 1000, 30_000)),
+    lambda draw: b"Content-Type: text/html\r\n\r\n" + _times(draw, draw.choice(TAGS)),
+    *(_many_html, _charset, _encoded),
+    lambda draw: b"\r\n" + _times(draw, draw.choice(BLANKS)),
 )

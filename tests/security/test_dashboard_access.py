@@ -124,7 +124,6 @@ async def test_a_name_that_is_allowed_is_answered_with_and_without_the_port_and_
         recorder = Recorder(site)
         with_origin = [(host, (bearer(), ("Origin", origin))) for host, origin in asked]
         through = [await recorder.lets_through("POST", "/logout", given, host) for host, given in with_origin]
-
     assert through == [True, True, False, False]
 
 
@@ -426,7 +425,6 @@ async def test_a_browser_without_a_session_is_led_to_the_login_and_a_program_is_
     app = build(site)
     looks = ("/jobs?state=failed&type=a%20b", f"{PREFIX}/jobs", "/live")
     page, program, stream = [await ask(app, "GET", one) for one in looks]
-
     assert (page.status, page.headers["location"]) == (303, "/login?next=/jobs%3Fstate%3Dfailed%26type%3Da%2520b")
     assert (program.status, program.headers["www-authenticate"]) == (401, 'Bearer realm="reefknot"')
     assert program.json["error"]["kind"] == "unauthorized"

@@ -99,9 +99,7 @@ async def look_at_everything(path: Path) -> list[tuple[str, str, int]]:
 def test_no_look_changes_the_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     before = dump(path)
-
     asked = asyncio.run(look_at_everything(path))
-
     assert dump(path) == before
     assert len(asked) >= 4 * 20
     assert {status for method, _, status in asked if method == "GET"} <= {200, 303, 404}
@@ -295,12 +293,10 @@ async def test_the_links_to_a_job_lead_to_it_in_every_browser(job: str, site: Si
     """A browser takes the parts `.` and `..` out of a path, also when they are percent-encoded."""
     link = formats.job_path(job, "t.1")
     assert not {unquote(part) for part in link.partition("?")[0].split("/")} & {".", ".."}
-
     app = build(site)
     body = json.dumps({"assignment_id": job, "tenant_id": "t.1", "job": {"type": "own.step"}}).encode()
     assert (await ask(app, "POST", f"{PREFIX}/jobs", AS_JSON, body)).status == 200
     answered = await ask(app, "GET", link, AS_JSON)
-
     assert answered.status == 200
     assert f"Job {job}" in answered.text
 

@@ -80,13 +80,9 @@ def assignments(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("root", "holds"),
     [
-        (".", "the configuration"),
-        ("..", "the configuration"),
-        ("/", "the configuration"),
-        (".reefknot", "the store"),
-        ("copies", "the copy of the audit log"),
-        ("hidden", "the secret mail"),
-        ("link", "the store"),
+        *((root, "the configuration") for root in (".", "..", "/")),
+        *((root, "the store") for root in (".reefknot", "link")),
+        *(("copies", "the copy of the audit log"), ("hidden", "the secret mail")),
         ("package", "the module package.steps"),
     ],
 )
@@ -140,7 +136,6 @@ def test_a_folder_for_data_alone_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "reefknot.yaml").write_text("blocks: {fs: {roots: [files]}}\n")
     assignments(tmp_path)
     ended = reefknot(tmp_path, "run", "work.jsonl", "--module", "steps")
-
     assert ended.returncode == 0, ended.stderr
     assert "theirs" in (tmp_path / "files" / "steps.py").read_text()
     assert "mine" in (tmp_path / "steps.py").read_text()

@@ -59,7 +59,6 @@ def test_a_plain_open_follows_the_umask(tmp_path: Path) -> None:
             pass
     finally:
         os.umask(before)
-
     assert (mode(tmp_path / "plain"), mode(tmp_path / "private")) == (0o666, 0o600)
 
 

@@ -142,7 +142,6 @@ async def results(block: HttpRequest, urls: list[str]) -> dict[str, StepResult]:
 def test_no_url_of_the_corpus_reaches_a_socket() -> None:
     with counted() as connected:
         answers = asyncio.run(results(HttpRequest(resolve=obliging), list(CORPUS)))
-
     assert len(set(CORPUS)) >= 200
     assert connected == []
     assert [url for url, answer in answers.items() if answer.ok] == []
@@ -212,7 +211,6 @@ async def test_a_rebinding_resolver_is_asked_once_and_its_answer_used() -> None:
     with counted() as connected:
         steps = [await step(block, 5.0, url=f"http://a{number}.rebind.example/") for number in range(100)]
         await block.close()
-
     assert resolver.asked == 100
     assert connected == [PUBLIC] * 50
     assert [one.error_code for one in steps] == [ErrorCode.network_error, ErrorCode.permission_denied] * 50
