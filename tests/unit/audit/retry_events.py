@@ -9,10 +9,9 @@ AT = "2026-01-25T21:15:00.000Z"
 
 
 def attempt(decision: DecisionRecord, **fields: Any) -> RetryAttempt:
-    usual = {"timestamp": AT, "attempt_number": 1, "max_attempts": 3, "delay_seconds": 0.5}
-    return RetryAttempt(
-        **usual | {"exception_type": "NETWORK_ERROR", "exception_message": ""} | fields, decision=decision
-    )
+    usual: dict[str, Any] = {"timestamp": AT, "attempt_number": 1, "max_attempts": 3, "delay_seconds": 0.5}
+    usual |= {"exception_type": "NETWORK_ERROR", "exception_message": ""}
+    return RetryAttempt(**usual | fields, decision=decision)
 
 
 def given_up(
