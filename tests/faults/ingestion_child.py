@@ -114,11 +114,8 @@ async def life(folder: Path, plan: Plan, fuse: Fuse, say: Say) -> None:
     async with open_store(f"sqlite:{folder / 'state.db'}") as store:
         documents: Any = await SqliteDocuments(folder / "documents.db", SystemClock()).start()
         jobs = JobQueue(store)
-        await jobs.enqueue(
-            IngestionJob("sync", "numbers", "numbers"),
-            IngestionJob("bad", "numbers", "numbers", {"kind": "bad"}),
-            IngestionJob("fine", "numbers", "numbers", {"kind": "fine"}),
-        )
+        given = {"sync": {}, "bad": {"kind": "bad"}, "fine": {"kind": "fine"}}
+        await jobs.enqueue(*(IngestionJob(name, "numbers", "numbers", given[name]) for name in JOBS))
         say(["enqueued"])
         sink: Any = Fused(documents, fuse, ("keep", "put", "position"))
         if plan["flaw"] == "cursor first":
@@ -159,16 +156,12 @@ async def _all_ended(store: Store, jobs: JobQueue) -> None:
 
 async def _found(store: Store, documents: SqliteDocuments) -> dict[str, Any]:
     kept = await documents.page("numbers", limit=1000)
-    position = await documents.position("numbers")
     ended = [item for name in JOBS if (item := await store.work.get(name)) is not None]
     aside = await store.quarantine.find()
     return {
         "documents": sorted(one.id for one in kept),
-        "cursor": position.cursor,
-        "sequence": position.sequence,
         "states": {item.id: item.state.value for item in ended},
         "attempts": {item.id: item.attempts for item in ended},
-        "crashes": {item.id: item.crashes for item in ended},
         "quarantined": sorted(item.id for item in aside),
     }
 

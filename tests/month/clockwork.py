@@ -47,7 +47,6 @@ class MonthLoop(VirtualLoop):
         super().__init__()
         self._jump = self._jumping.select
         self._jumping.select = self._select  # type: ignore[method-assign]
-        self._sockets: dict[int, bool] = {}
 
     def _select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout != 0 and not self.is_held and self._is_connected() and (ready := self._really(QUIET_S)):

@@ -18,7 +18,7 @@ from reefknot.ingest.sync import ProgressWatch, SyncLimits
 from reefknot.queue.model.source_health import HealthRules, SourceCondition
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.port.work_queue import WorkFilter
-from tests.unit.ingest.connectors.memory_sink import MemorySink as SinkOfOneSource
+from tests.unit.ingest.connectors.memory_sink import MemorySink
 from tests.unit.ingest.world import Fetch, World, document, failing, numbered, page
 
 HOUR = 3600.0
@@ -130,7 +130,7 @@ async def test_an_item_whose_job_has_ended_is_remembered_again_when_it_fails_in_
             await world.jobs.cancel(aside.id)
         await asyncio.sleep(5)
     assert (await world.state(aside.id)).value == state
-    world.sink.sources["notes"] = SinkOfOneSource()
+    world.sink.sources["notes"] = MemorySink()
     shoal.bad = lambda n: True
     await world.synced(seconds=5)
     assert (await world.aside()).id != aside.id

@@ -169,8 +169,8 @@ def test_a_failure_is_made_from_what_is_known_of_it_and_an_exception_by_its_ance
     ("given_", "accepted"),
     [
         *(({"code": wrong}, "one of none, invalid_input") for wrong in ("http_eror", "9999", "²")),
-        ({"failure_type": "sometimes"}, "one of transient, rate_limited, perm"),
-        ({"failure_type": []}, "one of transient, rate_limited, perm"),
+        ({"failure_type": "sometimes"}, "one of transient, rate_limited, permanent, unknown"),
+        ({"failure_type": []}, "one of transient, rate_limited, permanent, unknown"),
         *(({"http_status": wrong}, "a whole number, such as 503") for wrong in ("503", True)),
     ],
 )

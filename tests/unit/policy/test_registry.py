@@ -167,8 +167,8 @@ def test_a_policy_set_by_hand_replaces_the_one_before_and_what_is_built_in_stays
 @pytest.mark.parametrize("as_text", [False, True])
 def test_a_file_changes_what_it_speaks_of(tmp_path: Path, as_text: bool) -> None:
     path = tmp_path / "retry_policies.yaml"
-    changed = "  imap_mailbox: {max_attempts: 4, transient_max_attempts: null}\n"
-    path.write_text(f"retry_policies:\n  local_files: {{strategy: linear_backoff}}\n{changed}")
+    mailbox = "  imap_mailbox: {max_attempts: 4, transient_max_attempts: null}\n"
+    path.write_text(f"retry_policies:\n  local_files: {{strategy: linear_backoff}}\n{mailbox}")
     registry = RetryPolicyRegistry(str(path) if as_text else path)
 
     local, mail = registry.get_policy(JobType.LOCAL_FILES), registry.get_policy(JobType.IMAP_MAILBOX)

@@ -216,7 +216,6 @@ class ClientError(Exception):
             "Error": {"Code": code, "Message": "words"},
             "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers or {}, "RetryAttempts": 4},
         }
-        self.operation_name = "PutItem"
 
 
 THROTTLED = ("ThrottlingException", 400), ("ProvisionedThroughputExceededException", 400), ("SlowDown", 503)
