@@ -1,6 +1,7 @@
 """Who may do it, and what came of it."""
 
 from hashlib import sha256
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -145,9 +146,7 @@ def test_a_stale_claim_is_refused_by_every_write_and_an_ended_key_by_a_renewal(s
         (model.Unknown("1"), model.KeyState.UNKNOWN, (None, "1", None)),
     ],
 )
-def test_an_ending_is_written_down_with_its_retention(
-    ending: model.Ending, state: model.KeyState, texts: tuple[str | None, ...]
-) -> None:
+def test_an_ending_is_written_down_with_its_retention(ending: model.Ending, state: model.KeyState, texts: Any) -> None:
     record = ended(ending)
     assert record.state is state
     assert (record.result, record.failure, record.metadata) == texts

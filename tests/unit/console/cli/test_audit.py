@@ -53,9 +53,7 @@ def change(path: Path, statement: str) -> None:
 
 
 @pytest.mark.real_time
-async def test_following_shows_what_comes_and_ends_by_itself(
-    rk: Commands, store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_following_shows_what_comes_and_ends_by_itself(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with opening.open_store(f"sqlite:{store}") as opened:
         wanted = audit.FilterFlags(type_="retry_attempt").chosen()
         following = asyncio.create_task(audit.follow_log(opened.audit, wanted, after=6, seconds=1.0, json=True))

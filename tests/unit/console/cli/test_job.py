@@ -63,9 +63,7 @@ def test_a_list_that_ends_at_the_bound_of_its_search_says_so_and_goes_on(rk: Com
     assert "old" in rk("job", "list", "--error", "rare", "--after", "b").out
 
 
-def test_a_job_that_waits_for_its_retry_says_when_it_is_due_and_an_attempt_that_runs_is_shown_as_such(
-    rk: Commands, store: Path
-) -> None:
+def test_a_waiting_retry_says_when_it_is_due_and_a_running_attempt_that_it_runs(rk: Commands, store: Path) -> None:
     work_items.accepted(store, "later", TryAgain(4_000_000_000_000, "{}", "transient", 1000, "HTTP_ERROR"))
     (one,) = rk("job", "list", "--json").json["jobs"]
     assert (one["state"], one["attempts"], one["worker"]) == ("pending", 1, "worker-1")

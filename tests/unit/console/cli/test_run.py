@@ -37,9 +37,7 @@ def test_a_file_that_succeeds_ends_with_0_and_exactly_the_promised_summary(rk: C
 
 
 @pytest.mark.parametrize("quarantine", [False, True])
-def test_a_retried_success_is_recovered_and_a_spent_one_failed_also_in_quarantine(
-    rk: Commands, quarantine: bool
-) -> None:
+def test_a_retried_success_is_recovered_and_a_spent_one_failed_in_quarantine(rk: Commands, quarantine: bool) -> None:
     own = prepared(rk, quarantine=quarantine)
     late = own.nap("late", 30, options={"timeout_ms": 50})
     file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), late)
@@ -238,9 +236,7 @@ async def ended(store: port.Store, how: WorkFailed | Quarantine | str) -> None:
     ],
 )
 @pytest.mark.real_time
-async def test_every_result_has_one_end(
-    status: ResultStatus, before: WorkFailed | Quarantine | str | None, end: str
-) -> None:
+async def test_every_result_has_one_end(status: ResultStatus, before: Any, end: str) -> None:
     tally = Tally()
     async with opening.open_store("memory:") as store:
         if before is not None:

@@ -63,9 +63,7 @@ def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands) -> None:
     ],
     ids=["full", "interrupted"],
 )
-def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
-    rk: Commands, failure: BaseException, code: int, told: str
-) -> None:
+def test_a_file_that_breaks_off_tells_the_accepted_ids(rk: Commands, failure: Any, code: int, told: str) -> None:
     prepared(rk)
     hand_in = Client.hand_in
 

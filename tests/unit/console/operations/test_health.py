@@ -315,9 +315,7 @@ async def changed_worker(store: Store, **changes: Any) -> None:
         ({"activity": {"id": "s", "audit_buffered": 7, "buckets": {"NOW": {"audit_lost": 3}}}}, "warning", "3 events"),
     ],
 )
-def test_events_that_a_running_system_holds_back_or_lost_are_a_warning(
-    tmp_path: Path, activity: dict[str, Any], level: str, said: str
-) -> None:
+def test_events_held_back_or_lost_are_a_warning(tmp_path: Path, activity: Any, level: str, said: str) -> None:
     async def work(store: Store) -> None:
         for system in await living_systems(store):
             await store.control.withdraw(system["system_id"])

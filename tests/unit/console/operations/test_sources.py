@@ -101,9 +101,7 @@ async def test_a_full_sync_begins_without_a_cursor_once_also_after_a_failed_firs
     ],
 )
 @pytest.mark.parametrize("full", [False, True])
-async def test_a_source_that_no_system_would_sync_is_refused_with_what_to_do(
-    scene: OperatorScene, record: dict[str, Any], text: str, full: bool
-) -> None:
+async def test_a_source_that_is_not_synced_is_refused(scene: OperatorScene, record: Any, text: str, full: bool) -> None:
     await scene.change("notes", **dict(record))
     with pytest.raises(OperationError, match=text) as refused:
         await sources.run_source(scene.operator, "notes", full=full)

@@ -78,9 +78,7 @@ def test_where_nothing_runs_a_page_has_empty_lists_and_a_command_an_error_with_t
         (lambda operator: systems.reload_parts(operator, "router", "router-9"), "router"),
     ],
 )
-def test_what_is_not_known_or_never_ends_is_refused_and_nothing_is_sent(
-    path: Path, asks: Callable[[Operator], Awaitable[Any]], parameter: str
-) -> None:
+def test_what_is_not_known_or_never_ends_is_refused_and_nothing_is_sent(path: Path, asks: Any, parameter: str) -> None:
     work_items.reported_running(path, "worker-1")
     with pytest.raises(ParameterError) as refused:
         asked(path, asks)

@@ -50,7 +50,7 @@ async def ran(shop: Shop, *outcomes: Any, seconds: float = 50, **options: Any) -
 
 @pytest.mark.parametrize("retries_v2", [True, False])
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt("own"), Mine("own")])
-async def test_control_flow_that_a_block_raises_by_itself_fails_its_step_and_is_not_retried(
+async def test_control_flow_that_a_block_raises_ends_its_step_for_good(
     shop: Shop, error: BaseException, retries_v2: bool
 ) -> None:
     """Its lease is 60 s: within 50 s nothing but the step's own end can have answered."""

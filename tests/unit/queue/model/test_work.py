@@ -277,9 +277,7 @@ def submission(**changes: object) -> WorkItem:
 
 
 def to_worker(**changes: object) -> WorkItem:
-    item = WorkItem(
-        "a", "t", core.worker_class("io", "w1"), due_at=60_000, correlation_id="cor", admission="{}", payload=b"q"
-    )
+    item = WorkItem("a", "t", "io@w1", due_at=60_000, correlation_id="cor", admission="{}", payload=b"q")
     return structs.replace(item, **changes)
 
 
@@ -307,9 +305,7 @@ def test_a_submission_moves_to_a_worker_and_its_routers_claim_is_void() -> None:
     after = core.assigned(held, to_worker(), LATER)
     assert differences(held, after) == {**sent, "state": S.PENDING, "owner": "", "lease_until": 0}
     assert not holds(after, owner="router#1", fence=3)
-    assert core.assigned(submission(payload=b""), to_worker(), LATER).payload == b"q", (
-        "what was sent, if its own is gone"
-    )
+    assert core.assigned(submission(payload=b""), to_worker(), LATER).payload == b"q", "if its own is gone"
 
 
 def test_what_routers_went_through_is_not_charged_to_the_worker() -> None:
@@ -320,9 +316,8 @@ def test_what_routers_went_through_is_not_charged_to_the_worker() -> None:
         item = core.lease_ran_out(held, LATER, crash_limit=1_000_000_000)
     after = core.assigned(item, to_worker(), LATER)
     assert (after.crashes, after.budget) == (0, Budget())
-    assert (
-        core.lease_ran_out(core.started(after, owner="w", fence=2, lease_ms=500, now=LATER), LATER).state is S.PENDING
-    )
+    begun = core.started(after, owner="w", fence=2, lease_ms=500, now=LATER)
+    assert core.lease_ran_out(begun, LATER).state is S.PENDING
 
 
 def test_a_router_that_stops_is_not_an_interruption_of_the_work() -> None:

@@ -97,9 +97,7 @@ async def test_a_refused_key_of_a_flood_does_not_walk_the_table(path: Path, monk
 
 
 @pytest.mark.parametrize("careless", [False, True], ids=["kept", "control: it may give way"])
-async def test_a_key_that_is_claimed_again_in_the_batch_that_makes_room_is_not_lost(
-    path: Path, monkeypatch: pytest.MonkeyPatch, careless: bool
-) -> None:
+async def test_a_key_claimed_as_room_is_made_stays(path: Path, monkeypatch: pytest.MonkeyPatch, careless: bool) -> None:
     """A newcomer makes room by removing spent keys; one of them is claimed again in the same transaction."""
     clock = VirtualClock()
     real = upkeep.make_room
