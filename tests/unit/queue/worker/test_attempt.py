@@ -156,8 +156,7 @@ async def test_a_result_that_cannot_be_sent_fails_and_the_worker_goes_on(shop: S
 async def test_a_cost_is_a_number_or_nothing(shop: Shop) -> None:
     given = (1.5, 2, "3", True, float("nan"), None)
     steps = [Step(StepResult(metadata={"cost": cost}), name=f"test.{n}") for n, cost in enumerate(given)]
-    await shop.worker("w1", *steps)
-    await sent(shop, *(work(step.type, job=step.type) for step in steps), wait=1)
+    await ran(shop, *steps, *(work(step.type, job=step.type) for step in steps), wait=1)
     assert [shop.result(step.type).cost for step in steps] == [1.5, 2, 0, 0, 0, 0]
 
 

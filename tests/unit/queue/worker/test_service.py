@@ -171,8 +171,7 @@ async def test_a_submission_is_no_left_work(shop: Shop, monkeypatch: pytest.Monk
     if careless:
         monkeypatch.setattr(closing, "is_workers", lambda item: True)
     await shop.store.work.enqueue([WorkItem("x", "test.step", resource_class="router", payload=encode(work("x")))])
-    await shop.worker("w1")
-    await sent(shop, work("x"), wait=3)
+    await ran(shop, work("x"), wait=3)
     item = await stored(shop, "x")
     taken, left = ("cpu@w1", WorkState.SUCCEEDED, 1), ("router", WorkState.PENDING, 0)
     assert (item.resource_class, item.state, item.attempts) == (taken if careless else left)
