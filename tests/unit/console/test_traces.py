@@ -172,8 +172,7 @@ def test_a_call_that_gives_up_is_an_error_with_its_reason_and_a_wait_that_was_as
     spans.exporter.clear()
 
     policy = rk.RetryPolicy(max_attempts=3, base_delay=0.0)
-    manager = rk.RetryManager()
-    work = AsyncFlaky(rk.RetryAfter(0.0))
+    manager, work = rk.RetryManager(), AsyncFlaky(rk.RetryAfter(0.0))
     run_virtual(manager.execute_with_retry(rk.RetryCategory.KV_PUT, "store it", work, policy=policy))
     assert spans.tree() == [op("RETRY_KV_PUT: store it", 2)], "a retry manager is an operation too"
     assert [one.status.status_code for one in spans.all()] == [trace.StatusCode.UNSET] * 3

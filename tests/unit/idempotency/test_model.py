@@ -154,8 +154,7 @@ def test_an_ending_is_written_down_with_its_retention(ending: model.Ending, stat
 
 
 def test_the_same_ending_twice_changes_nothing_and_only_an_unknown_outcome_can_be_resolved() -> None:
-    mine = model.Claim("k", "me", 3)
-    record = ended(model.Done("1"))
+    mine, record = model.Claim("k", "me", 3), ended(model.Done("1"))
     assert model.finish(record, mine, model.Done("1"), now=Moment(9, 99_999), retention_ms=RETENTION) is record
     for other in (model.Done("2"), model.Failed("1"), model.Released()):
         assert model.finish(record, mine, other, now=NOW, retention_ms=RETENTION) == model.Lost(record)

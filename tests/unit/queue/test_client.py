@@ -299,8 +299,7 @@ async def test_where_an_event_loop_runs_it_refuses_with_a_sentence(url: str) -> 
 
 def test_a_closed_client_says_so_also_to_a_thread_that_waits(url: str) -> None:
     client = rk.connect_sync(url)
-    handle = client.submit("fs.blob_get", delay=3600)
-    waits = threading.Event()
+    handle, waits = client.submit("fs.blob_get", delay=3600), threading.Event()
 
     def wait() -> None:
         waits.set()

@@ -14,7 +14,9 @@ from reefknot.queue.model.work import Quarantine, WorkFailed, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.stores import opening, port
 from tests.unit.console.cli.running import Commands
-from tests.unit.console.cli.steps import get, lines, prepared, results
+from tests.unit.console.cli.steps import Folder, get, lines, prepared, results
+
+pytestmark = pytest.mark.usefixtures("own")
 
 ENDS = ("succeeded", "failed", "timed_out", "cancelled", "rejected", "dropped")
 KEYS = ["total", *ENDS, "recovered", "quarantined", "retries", "unfinished", "elapsed_s"]
@@ -30,7 +32,6 @@ def summary(rk: Commands, *words: str, code: int) -> dict[str, Any]:
 
 
 def test_a_file_that_succeeds_ends_with_0_and_exactly_the_promised_summary(rk: Commands) -> None:
-    prepared(rk)
     found = summary(rk, lines(rk, get("a.txt"), get("a.txt")), code=0)
     assert (list(found), found["total"], found["succeeded"], found["retries"]) == (KEYS, 2, 2, 0)
     assert (rk.folder / ".reefknot" / "state.db").exists(), "the default store is beside the configuration"
@@ -51,7 +52,6 @@ def test_a_retried_success_is_recovered_and_a_spent_one_failed_in_quarantine(rk:
 
 
 def test_bad_lines_are_reported_with_their_numbers_and_the_good_ones_run(rk: Commands) -> None:
-    prepared(rk)
     good, bad = get("a.txt", "one"), ["{not json", "", "[1]", '{"job": {"payload": {}}}']
     odd = [get("a.txt", options={"deadline_ms": 0}), get("a.txt", version="7"), get("a.txt", resource_class="tpu")]
     file = lines(rk, good, *bad, good, *odd, json.dumps(get("a" * LARGEST_MESSAGE)), get("a.txt", "two"))
@@ -73,8 +73,7 @@ def test_a_full_queue_makes_it_wait_and_not_fail(rk: Commands) -> None:
     assert summary(rk, file, "--module", own.module, code=0)["succeeded"] == 40
 
 
-def test_the_same_ids_again_are_answered_from_the_record_and_another_job_under_one_is_rejected(rk: Commands) -> None:
-    own = prepared(rk)
+def test_the_same_ids_again_are_answered_from_the_record_and_another_job_is_rejected(rk: Commands, own: Folder) -> None:
     file = lines(rk, own.flaky("once", 1), get("a.txt", "two"))
     summary(rk, file, "--module", own.module, code=0)
     file = lines(rk, own.flaky("once", 1), get("b.txt", "two"))
@@ -86,8 +85,6 @@ def test_the_same_ids_again_are_answered_from_the_record_and_another_job_under_o
 
 
 def test_a_file_without_ids_is_the_same_work_again_unless_it_is_new_or_has_another_content(rk: Commands) -> None:
-    prepared(rk)
-
     def ids(file: str, *words: str) -> set[str]:
         summary(rk, file, "--results", "out.jsonl", "--force", *words, code=0)
         return set(results(rk.folder / "out.jsonl"))
@@ -104,7 +101,6 @@ def test_a_file_without_ids_is_the_same_work_again_unless_it_is_new_or_has_anoth
 
 
 def test_ids_that_failed_in_an_earlier_run_are_told_with_the_command_that_runs_them_again(rk: Commands) -> None:
-    prepared(rk)
     bad = [get("gone.txt", "bad"), get("gone.txt", "worse"), get("gone.txt", "theirs", tenant_id="acme")]
     file = lines(rk, *bad, get("a.txt", "good"))
     assert "job retry" not in rk("run", file, "--config", "reefknot.yaml").err, "they failed in this run"
@@ -123,7 +119,6 @@ def test_ids_that_failed_in_an_earlier_run_are_told_with_the_command_that_runs_t
 def test_no_more_ids_are_kept_than_are_compared(rk: Commands) -> None:
     """A repetition that is too far away is answered from the record; another job under the id is refused by it."""
     rk.environment.setattr(reading, "MOST_IDS", 3)
-    prepared(rk)
     named = [get("a.txt", name) for name in "abcdec"]
     found = rk("run", lines(rk, *named, named[0]), "--json", "--in-flight", "1")
     assert (found.json["succeeded"], found.json["rejected"]) == (6, 1)
@@ -150,7 +145,6 @@ async def test_reading_many_ids_takes_no_more_memory(tmp_path: Path, monkeypatch
 
 
 def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_gate(rk: Commands) -> None:
-    prepared(rk)
     file = lines(rk)
     assert rk("run", file, "--config", "gone.yaml").code == 78
     rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "true")
@@ -166,7 +160,6 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
 @pytest.mark.parametrize("name", ["work.jsonl", "./work.jsonl", "hard.jsonl", "soft.jsonl"])
 @pytest.mark.parametrize("flags", [(), ("--force",)])
 def test_results_never_replace_the_input_whatever_name_it_has(rk: Commands, name: str, flags: tuple[str, ...]) -> None:
-    prepared(rk)
     file = rk.folder / lines(rk, get("a.txt"))
     before = file.read_bytes()
     (rk.folder / "hard.jsonl").hardlink_to(file)
@@ -178,7 +171,6 @@ def test_results_never_replace_the_input_whatever_name_it_has(rk: Commands, name
 
 
 def test_an_existing_results_file_is_replaced_with_force_alone_and_not_by_a_run_that_breaks_off(rk: Commands) -> None:
-    prepared(rk)
     file, out = lines(rk, get("a.txt")), rk.folder / "out.jsonl"
     out.write_text("precious\n")
     refused = rk("run", file, "--results", "out.jsonl")

@@ -136,8 +136,7 @@ def test_a_search_finds_each_event_once_newest_first_by_its_cursor(path: Path, m
 @pytest.mark.real_time
 async def test_a_search_until_a_time_begins_where_the_events_before_it_end(tmp_path: Path) -> None:
     """Also where one of them was written much later, as by a system whose log was away for a while."""
-    noon = int(NOON * 1000)
-    late = 4 * EVENTS_PER_BLOCK
+    noon, late = int(NOON * 1000), 4 * EVENTS_PER_BLOCK
     async with opening.open_store(f"sqlite:{tmp_path / 'state.db'}") as store:
         operator = Operator(store, Redactor(()))
         await store.audit.append([event("a", at=noon + number) for number in range(late)])
@@ -202,8 +201,7 @@ def printed(capsys: pytest.CaptureFixture[str], path: Path, verb: str) -> Any:
 def test_a_log_is_verified_and_replayed_as_printed(path: Path, capsys: pytest.CaptureFixture[str], number: Any) -> None:
     if number is not None:
         change(path, f"UPDATE audit SET body = replace(body, '\"', ' \"') WHERE sequence = {number}")
-    verified = asked(path, verify_events)
-    again = asked(path, replay_events)
+    verified, again = asked(path, verify_events), asked(path, replay_events)
     assert printed(capsys, path, "verify").items() <= verified.items()
     assert verified["ok"] is (number is None)
     assert printed(capsys, path, "replay").items() <= again.items()

@@ -70,8 +70,7 @@ async def told(
     payload: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
-    store = scene.world.store
-    asked = AssignmentOptions(retry_count=2, **options)
+    store, asked = scene.world.store, AssignmentOptions(retry_count=2, **options)
     body = encode(ExecAssignment("order-7", "r", Job("http.request", payload or {"url": "x"}), options=asked))
     deadline = int(scene.world.clock.wall() * 1000) + asked.deadline_ms if asked.deadline_ms else None
     item = WorkItem("order-7", "http.request", "io@worker-1", payload=body, deadline_at=deadline)

@@ -199,8 +199,7 @@ async def test_small_work_always_gets_its_retries(shop: Shop) -> None:
 
 
 async def test_an_open_breaker_keeps_calls_away_and_then_lets_one_through(shop: Shop) -> None:
-    step = Step(REFUSED, seconds=0.0)
-    throttle = ThrottleSettings(enabled=False)
+    step, throttle = Step(REFUSED, seconds=0.0), ThrottleSettings(enabled=False)
     await shop.worker("w1", step, concurrency={"cpu": 4}, throttle=throttle, rules=Rules(size=100_000))
     for group in range(3):
         await sent(shop, *(work(f"a{group}-{n}", retry_count=0) for n in range(60)), wait=0.5)

@@ -19,10 +19,8 @@ from reefknot.queue.port.work_queue import Enqueue, Enqueued
 from reefknot.queue.router.submissions import Submissions
 from reefknot.queue.worker.intake import Intake
 from reefknot.queue.worker.pool import BoundedQueue
-from tests.unit.queue.shops import broken, ran, sent, stored, told
+from tests.unit.queue.shops import ONE, broken, ran, sent, stored, told
 from tests.workshop import REFUSED, Shop, Step, with_shop, work
-
-ONE = {"cpu": 1}
 
 
 async def busy(shop: Shop, size: int, waiting: int, **changes: Any) -> Any:

@@ -168,8 +168,7 @@ class Vandal(Step):
 
 async def vandalised(shop: Shop, *, itself: bool = False) -> tuple[Worker, Step]:
     """Three neighbours of ten seconds each, and one step that cancels everything of the worker after a second."""
-    spared = asyncio.all_tasks()
-    step = Step(seconds=10)
+    spared, step = asyncio.all_tasks(), Step(seconds=10)
     worker = await shop.worker("w1", step, Vandal(spared, itself=itself), concurrency={"cpu": 4})
     await sent(shop, *(work(f"n{n}") for n in range(3)), wait=1)
     await shop.send(work("bad", job="vandal"))

@@ -14,10 +14,8 @@ from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import QuarantineFilter
 from reefknot.queue.router.service import Router
 from reefknot.queue.worker import closing, service
-from tests.unit.queue.shops import ran, sent, stored, told
+from tests.unit.queue.shops import ONE, ran, sent, stored, told
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, work
-
-ONE = {"cpu": 1}
 
 
 async def cancel(shop: Shop, name: str, reason: str | None = None) -> None:

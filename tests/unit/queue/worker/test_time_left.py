@@ -225,8 +225,7 @@ async def test_an_attempt_that_was_lost_is_made_up_for_although_its_time_is_over
     first = await shop.worker("w1", Step(seconds=60), lease=LEASE)
     await sent(shop, work("good", timeout_ms=1000), work("bad", timeout_ms=1000, retry_count=100), wait=0.5)
     shop.vanish(first)
-    step = Step(OK, seconds=0.5)
-    failing = Step(REFUSED, seconds=0.5)
+    step, failing = Step(OK, seconds=0.5), Step(REFUSED, seconds=0.5)
 
     class Both(Step):
         async def run(self, inputs, context):  # type: ignore[no-untyped-def]
