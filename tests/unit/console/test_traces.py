@@ -143,14 +143,12 @@ def test_every_way_to_retry_is_an_operation_with_a_child_for_each_attempt(spans:
     assert spans.tree() == [op("work", 1)]
     assert spans.outcomes("reefknot.retry work") == ["succeeded"]
     spans.exporter.clear()
-
     WAYS[way](Flaky(DOWN, DOWN))
     assert spans.tree() == [op("work", 3)]
     assert spans.outcomes("reefknot.attempt") == ["retried", "retried", "succeeded"]
     assert spans.outcomes("reefknot.retry work") == ["recovered"]
     assert trace.get_current_span() is trace.INVALID_SPAN
     spans.exporter.clear()
-
     traces.disable()
     WAYS[way](Flaky(DOWN))
     assert spans.all() == (), "while tracing is off no way writes a span"

@@ -229,7 +229,6 @@ async def test_a_manager_keeps_a_model_and_gives_it_back(url: str) -> None:
         run: dict[str, Any] = {"idempotency_key": "k", "result_type": Receipt}
         assert await manager.execute_with_retry("http", "make", make, **run) == RECEIPT
         assert await manager.execute_with_retry("http", "make", make, **run) == RECEIPT
-
         keys = manager.idempotency_manager
         await keys.record_result("k", RECEIPT)
         await keys.record_result("o", Order(id="o", cents=1))

@@ -70,7 +70,6 @@ def test_an_absent_key_is_claimed_held_until_its_lease_ends_and_then_taken_over(
     lease = {"lease_until": 1_500, "lease_ms": 500, "guard": False}
     times = {"created_at": 50_000, "updated_at": 50_000, "expires_at": 60_500}
     assert structs.asdict(held()) == whose | lease | times | dict.fromkeys(("result", "failure", "metadata"))
-
     assert ask(held(), now=Moment(1_499, 50_499)) == model.Busy(held(), 1)
     answer = ask(held(), now=Moment(1_500, 50_500))
     assert isinstance(answer, model.Claimed)

@@ -160,7 +160,6 @@ def test_pools_are_noted_when_their_admission_or_their_service_time_changes() ->
     table = WorkTable(offered)
     table.enqueue([WorkItem("plain", "t", ROUTER, pool="cpu")], now=NOW)
     assert table.take_changes().pools_entered == set()
-
     small = submission.SubmissionRules(size=1, preempt=False)
     answers = table.enqueue([WorkItem(one, "t", ROUTER, pool="io") for one in "ab"], Enqueue(rules=small), now=NOW)
     assert isinstance(answers[1], admission.Reject)

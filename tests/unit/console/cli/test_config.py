@@ -205,12 +205,10 @@ def test_a_check_with_the_module_of_a_connector_checks_its_settings_and_knows_no
     rk.write("sources:\n  wiki:\n    connector: checked_wiki\n    export: 5\n")
     without = rk("config", "check")
     assert (without.code, "warning: reefknot.yaml:3:5: sources.wiki.connector: " in without.err) == (0, True)
-
     words = ("config", "check", "--module", "checked_wiki.py", "--module", "checked_steps")
     done = rk(*words)
     assert (done.code, done.out) == (78, "")
     assert "reefknot.yaml:4:5: sources.wiki.export: 5 is not accepted: the path of a list of changes" in done.err
-
     rk.write("sources:\n  wiki: {connector: checked_wiki, export: changes.json}\n")
     done = rk(*words, "--json")
     assert (done.code, done.json["ok"], done.json["files"][0]["warnings"]) == (0, True, [])

@@ -41,7 +41,6 @@ def test_a_chosen_port_in_use_is_an_error_as_is_an_address_of_another_machine(rk
     assert ended.code == 78
     assert "the dashboard cannot be served on 192.0.2.1:0: " in ended.err
     assert "check --host and --port" in ended.err
-
     rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", str(taken))
     for words, ways in (
         (("dashboard", "--port", str(taken)), "--port or dashboard.port"),
@@ -75,10 +74,8 @@ def test_an_address_has_its_token_on_a_terminal_alone_as_json_too(rk: Commands, 
         (path,) = re.findall(r"log in with the address in (\S+\.url), which only this user can read", elsewhere.err)
         assert Path(path).parent == store.parent
         assert not Path(path).exists(), "it ends with the server"
-
     rk.environment.setattr(serve, "is_terminal", lambda stream: stream is sys.stderr)
     as_text, as_json = rk(*words, "--log-format", "text"), rk(*words, "--log-format", "json")
-
     assert re.search(r"^dashboard: http://127\.0\.0\.1:\d+/#token=[\w-]{43}$", as_text.err, re.MULTILINE)
     lines = [json.loads(line) for line in as_json.err.splitlines()]
     (address,) = [line["url"] for line in lines if line["message"] == "dashboard"]

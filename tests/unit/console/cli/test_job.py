@@ -97,7 +97,6 @@ def test_a_damaged_event_of_a_job_is_shown_as_unreadable_among_the_others(rk: Co
     assert connection.changes() == 1
     connection.close()
     events = rk("job", "show", "x", "--json").json["events"]
-
     assert events[:-1] == whole[:-1]
     assert (events[-1]["unreadable"], events[-1]["event_type"]) == (True, whole[-1]["event_type"])
     plain = rk("job", "show", "x")
@@ -108,7 +107,6 @@ def test_the_story_of_a_job_that_ran_has_its_attempts_and_the_layer_that_decided
     own = prepared(rk)
     assert rk("run", lines(rk, own.flaky("a", 2)), "--module", own.module).code == 0
     settings = load_settings(str(rk.folder / "reefknot.yaml"), environ={}, cwd=rk.folder)
-
     found = in_store(store, lambda one: jobs.job_story(operator.Operator(one, Redactor(), None, settings), "a"))
     told = [(one["number"], one["outcome"], one["decision"], one["layer"]) for one in found["attempts"]]
     assert told == [(1, "retried", "again", "global"), (2, "retried", "again", "global"), (3, "succeeded", None, None)]

@@ -119,11 +119,9 @@ def test_the_traceback_of_a_bug_is_shown_with_the_job_and_once_in_the_log(folder
     (folder / "reefknot.yaml").write_text(CONFIGURATION.format(quarantine=quarantine))
     ran = command(folder, "run", work(folder, "own.bug"), "--module", "steps.py", "--log-format", "text")
     raised = 'return order["lines"] * order["price"]'
-
     assert ran.returncode == 1
     assert ran.stderr.count(raised) == 1, ran.stderr
     assert f'    File "{folder / "steps.py"}", line 9, in total' in ran.stderr
-
     failure = shown(folder, "job", "show", "own.bug")["failure"]
     assert failure["exceptions"][0] == "builtins.KeyError"
     assert failure["traceback"].splitlines()[-1] == "KeyError: 'price'"

@@ -57,7 +57,6 @@ def test_bad_lines_are_reported_with_their_numbers_and_the_good_ones_run(rk: Com
     file = lines(rk, good, *bad, good, *odd, json.dumps(get("a" * LARGEST_MESSAGE)), get("a.txt", "two"))
     ended = rk("run", file, "--json")
     told = [line.removeprefix("work.jsonl:") for line in ended.err.splitlines() if line.startswith("work.jsonl:")]
-
     assert (ended.code, ended.json["succeeded"], ended.json["rejected"], ended.json["total"]) == (1, 2, 8, 10)
     assert sorted(int(line.partition(":")[0]) for line in told) == [2, 4, 5, 6, 7, 8, 9, 10]
     words = {2: "not JSON", 4: "not an object", 5: "job.type: missing", 6: "is in line 1 already"}
@@ -105,7 +104,6 @@ def test_ids_that_failed_in_an_earlier_run_are_told_with_the_command_that_runs_t
     file = lines(rk, *bad, get("a.txt", "good"))
     assert "job retry" not in rk("run", file, "--config", "reefknot.yaml").err, "they failed in this run"
     again = rk("run", file, "--config", "reefknot.yaml")
-
     assert "4 had finished in an earlier run" in again.err
     assert "--new" not in again.err, "it does nothing for lines with ids"
     assert "reefknot job retry --config reefknot.yaml bad worse\n" in again.err

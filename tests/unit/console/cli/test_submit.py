@@ -103,14 +103,12 @@ def test_work_for_later_is_listed_as_scheduled_with_its_due_time(rk: Commands) -
         assert (ended.code, ended.out, ", due at 20" in ended.err) == (0, f"{name}\n", True)
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).replace(microsecond=0)
     assert rk("submit", lines(rk, get("a.txt", "y")), "--at", tomorrow.isoformat()).code == 0
-
     jobs = {one["id"]: one for one in rk("job", "list", "--json").json["jobs"]}
     assert (jobs["x"]["state"], jobs["x"]["reason"]) == ("pending", "scheduled")
     assert 590 < jobs["x"]["due_in_s"] <= 600
     assert jobs["y"]["due_at"] == f"{tomorrow:%Y-%m-%dT%H:%M:%S}.000Z"
     listed = rk("job", "list").out
     assert ("scheduled" in listed, "in 10 min" in listed or "in 9" in listed) == (True, True)
-
     assert rk("job", "cancel", "given-up").code == 0
     assert [one["what"] for one in rk("job", "show", "given-up", "--json").json["history"]] == ["cancelled"]
     due = [name for name in ("x", "y", "given-up") if "due: scheduled" in rk("job", "show", name).out]
@@ -160,7 +158,6 @@ def test_an_id_that_has_ended_is_told_with_its_state_and_the_way_to_run_it_again
     assert rk("job", "cancel", "off", "--tenant", "acme").code == 0
     rk("run", file)
     ended = rk("submit", lines(rk, *map(json.loads, (rk.folder / file).read_text().splitlines()), get("a.txt", "new")))
-
     assert ended.code == 0
     assert "'good' was there already and is succeeded: to see its result: reefknot job show good" in ended.err
     assert "'bad' was there already and is failed: to run it again: reefknot job retry bad\n" in ended.err

@@ -144,7 +144,6 @@ async def test_a_search_until_a_time_begins_where_the_events_before_it_end(tmp_p
         assert [one["sequence"] for one in found["events"]] == [50, 49, 48]
         assert found["looked_at"] <= EVENTS_PER_BLOCK
         assert (await search_events(operator, EventQuery(until="2026-01-25T11:00:00Z")))["looked_at"] == 0
-
         await store.audit.append([event("late", at=noon + 7)])
         newest = await store.audit.read(AuditQuery(until=noon + 50, newest_first=True, limit=2))
         assert [one.sequence for one in newest] == [late + 1, 50]

@@ -219,7 +219,6 @@ def test_work_of_a_dead_process_is_a_warning_with_the_command_that_takes_it_over
     opened = examined(tmp_path, work=work)["leases"]
     address = f"sqlite:{tmp_path / 'state.db'}"
     closed = by_check(asyncio.run(examine_address(address, None, shown="", redactor=Redactor(()))))["leases"]
-
     assert opened == closed
     if gone:
         assert (opened["level"], opened["way_out"]) == ("warning", "`reefknot up` takes it over")

@@ -49,7 +49,6 @@ async def test_a_sync_is_queued_and_audited_and_a_second_request_names_the_same_
     assert (dry["job"], dry["queued"]) == (None, False)
     assert await scene.world.jobs.list("notes") == []
     assert await scene.actions() == []
-
     first = await sources.run_source(scene.operator, "notes")
     told = {"source": "notes", "queued": True, "existing": False, "running_system": False}
     assert first.items() >= told.items()

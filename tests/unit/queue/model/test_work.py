@@ -115,13 +115,11 @@ def test_an_end_keeps_what_is_known_drops_the_budget_and_counts_the_attempt_that
     spent = {"budget": Budget(2), "attempts": 2, "failure": '"old"'}
     done = {"state": S.SUCCEEDED, "attempts": 3, "result": '"r"', "failure": None, "budget": Budget()}
     assert settled(core.WorkDone('"r"'), **spent) == done
-
     ended = {"attempts": 3, "failure": '"f"', "result": '"r"', "budget": Budget()}
     failed = {**ended, "state": S.FAILED, "reason": "refused", "history": (HistoryEntry(51_000, "failed", "refused"),)}
     assert settled(core.WorkFailed('"f"', '"r"', "refused"), **spent) == failed
     bad = {**ended, "state": S.QUARANTINED, "reason": "bad", "history": (HistoryEntry(51_000, "quarantined", "bad"),)}
     assert settled(core.Quarantine("bad", '"f"', '"r"'), **spent) == bad
-
     told = {"result": "{}", "reason": "timeout", "budget": Budget(), "failure": None}
     rejected = {**told, "state": S.FAILED, "history": (HistoryEntry(51_000, "rejected", "timeout"),)}
     assert settled(core.WorkRejected("{}", "timeout"), **spent) == rejected, "no worker took it"

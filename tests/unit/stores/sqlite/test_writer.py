@@ -98,7 +98,6 @@ async def test_a_request_with_company_hurries_no_later_one(store: SqliteStore, m
         due.clear()
         second = store._writer.submit(_nothing, ("second",), within=60)
         (ends_second,) = due
-
     ends_first[0](*ends_first[1:])
     assert (len(store._writer._unhurried), len(store._writer._submitted)) == (1, 0), "it has its own time"
     ends_second[0](*ends_second[1:])
