@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import apsw
 import msgspec
 import pytest
 
@@ -20,7 +19,7 @@ from reefknot.console.cli import audit, audit_files
 from reefknot.policy.model.book import content_hash
 from reefknot.stores import opening, port
 from tests.pace import slowness
-from tests.unit.console.cli.audit_events import NOON, STORY, at, attempt, decision, entry, in_store, recorded
+from tests.unit.console.cli.audit_events import NOON, STORY, at, attempt, change, decision, entry, in_store, recorded
 from tests.unit.console.cli.running import Commands
 
 
@@ -44,12 +43,6 @@ def kept_head(rk: Commands, name: str = "kept.json") -> str:
     head = rk("audit", "head").out
     rk.write(head, name)
     return head
-
-
-def change(path: Path, statement: str) -> None:
-    connection = apsw.Connection(str(path))
-    connection.execute(statement)
-    connection.close()
 
 
 @pytest.mark.real_time

@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,13 +19,13 @@ from reefknot.console.words.events import in_words
 from reefknot.core.redaction import Redactor
 from reefknot.errors import ParameterError
 from reefknot.policy.model.book import content_hash
-from reefknot.policy.settings import Settings, load_settings
-from reefknot.stores import opening, port
+from reefknot.policy.settings import load_settings
+from reefknot.stores import opening
 from reefknot.stores.sqlite.transaction import EVENTS_PER_BLOCK
 from reefknot.testing.conformance.harness import event
-from tests.unit.console.cli.audit_events import NOON, STORY, at, attempt, decision, in_store, recorded
+from tests.unit.console.cli.audit_events import NOON, STORY, at, attempt, change, decision, recorded
+from tests.unit.console.operations.operator_scene import asked
 
-R = TypeVar("R")
 BOOK: dict[str, Any] = {"operations": {"KV_GET": {"max_attempts": 9}}}
 
 
@@ -53,19 +52,6 @@ def path(tmp_path: Path) -> Path:
     return recorded(tmp_path / "state.db", TRAIL)
 
 
-def asked(
-    path: Path,
-    operation: Callable[[Operator], Awaitable[R]],
-    *,
-    secrets: tuple[str, ...] = (),
-    settings: Settings | None = None,
-) -> R:
-    def work(store: port.Store) -> Awaitable[R]:
-        return operation(Operator(store, Redactor(secrets), "ann", settings, f"sqlite:{path}"))
-
-    return in_store(path, work)
-
-
 def pages(path: Path, **given: Any) -> list[dict[str, Any]]:
     """The pages of a search, one after the other, to its end."""
 
@@ -81,12 +67,6 @@ def pages(path: Path, **given: Any) -> list[dict[str, Any]]:
 
 def numbers(found: list[dict[str, Any]]) -> list[int]:
     return [one["sequence"] for page in found for one in page["events"]]
-
-
-def change(path: Path, statement: str) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute(statement)
-    connection.close()
 
 
 def wanted(**fields: Any) -> list[int]:

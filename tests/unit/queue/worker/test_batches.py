@@ -27,9 +27,6 @@ class Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
-    async def assign(self, items: Any, **named: Any) -> Any:
-        return await self._work.assign(items, **named)
-
     async def settle(self, settlements: Any) -> Any:
         await asyncio.sleep(self._writes)
         return await self._work.settle(settlements)
@@ -55,7 +52,7 @@ class Counting(Slow):
     async def assign(self, items: Any, **named: Any) -> Any:
         self.count("assign", items)
         await asyncio.sleep(0.01)
-        return await super().assign(items, **named)
+        return await self._work.assign(items, **named)
 
     async def claim(self, n: int, claim: Any) -> Any:
         found = await super().claim(n, claim)
