@@ -77,8 +77,6 @@ def attributes(span: ReadableSpan) -> Mapping[str, Any]:
     return span.attributes or {}
 
 
-# ---- the library -----------------------------------------------------------------------------------------------------
-
 QUICK: dict[str, Any] = {"attempts": 3, "base_delay": 0.0, "log": False, "name": "work"}
 
 
@@ -235,9 +233,6 @@ def test_a_call_that_is_cancelled_stopped_or_left_ends_its_spans(spans: Spans) -
     assert attributes(spans.all()[-1])["reefknot.reason"] == "stopped"
 
 
-# ---- a system in one process -----------------------------------------------------------------------------------------
-
-
 STEPS = """\
 import asyncio
 import reefknot as rk
@@ -352,9 +347,6 @@ def test_ends_without_an_attempt_or_in_one_are_recorded_too(spans: Spans, system
     assert ended["cancelled"]["reefknot.outcome"] == ended["running"]["reefknot.outcome"] == "cancelled"
 
 
-# ---- sources ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_sync_is_a_span_with_its_attempts_and_each_attempt_has_its_pages(spans: Spans) -> None:
     async def story(world: World) -> None:
         calls = 0
@@ -383,9 +375,6 @@ def test_a_sync_is_a_span_with_its_attempts_and_each_attempt_has_its_pages(spans
     assert sorted(spans.tree(), key=str) == sorted([bad, good], key=str)
     assert sorted(spans.outcomes("reefknot.sync local_files")) == ["quarantined", "recovered"]
     assert "hunter2" not in "".join(one.to_json() for one in spans.all())
-
-
-# ---- the tracer ------------------------------------------------------------------------------------------------------
 
 
 def test_every_process_knows_the_span_of_an_operation_by_its_key(spans: Spans) -> None:

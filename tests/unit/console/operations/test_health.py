@@ -61,9 +61,6 @@ def examined(folder: Path, settings: Settings | None = None, work: Work | None =
     return asyncio.run(main())
 
 
-# ---- interpreter and extras ------------------------------------------------------------------------------------------
-
-
 def test_the_extras_are_the_packages_and_a_missing_one_is_a_warning_when_it_is_needed(tmp_path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(EXTRAS) == set(project["optional-dependencies"]) - {"all", "dev", "bench"}
@@ -96,9 +93,6 @@ def test_a_library_with_the_race_that_damages_files_is_a_warning(version: str, l
     found = files.library_finding(version)
     assert found.level == level
     assert ("apsw" in found.way_out) is (level == "warning")
-
-
-# ---- configuration and secrets ---------------------------------------------------------------------------------------
 
 
 def test_a_secret_of_a_source_that_cannot_be_read_here_is_a_warning(tmp_path: Path) -> None:
@@ -151,9 +145,6 @@ def test_a_warning_of_the_configuration_is_a_finding_and_a_mistake_for_steps_is_
     assert (found["level"], found["cause"], "blocks.fs.roots" in found["text"]) == ("problem", "misconfigured", True)
 
 
-# ---- the store -------------------------------------------------------------------------------------------------------
-
-
 def test_an_open_store_is_examined_while_somebody_else_writes_it(tmp_path: Path) -> None:
     """A writer that holds its lock keeps no finding back, and is kept back by none."""
     writer = []
@@ -204,9 +195,6 @@ async def test_a_store_in_memory_promises_nothing() -> None:
     async with rk.open_store("memory:") as store:
         found = by_check(await examine_store(Operator(store, Redactor(()))))
     assert found["durability"]["level"] == "warning"
-
-
-# ---- what processes left behind --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gone", [True, False])
