@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from reefknot.audit.journal import Journal, envelope
@@ -19,7 +18,7 @@ from reefknot.policy.settings import load_settings
 from reefknot.queue.model.work import TryAgain, WorkDone, WorkFailed, WorkItem, WorkState
 from reefknot.stores.sqlite import work_rows
 from tests.unit.console.cli import work_items
-from tests.unit.console.cli.audit_events import in_store
+from tests.unit.console.cli.audit_events import change, in_store
 from tests.unit.console.cli.running import Commands
 from tests.unit.console.cli.steps import lines, prepared
 
@@ -90,12 +89,8 @@ def test_a_damaged_event_of_a_job_is_shown_as_unreadable_among_the_others(rk: Co
     work_items.submitted(store, "x")
     assert rk("job", "cancel", "x", "--as", "ann").code == 0
     whole = rk("job", "show", "x", "--json").json["events"]
-    connection = apsw.Connection(str(store))
-    connection.execute(
-        f"UPDATE audit SET body = {body} WHERE sequence = (SELECT max(sequence) FROM audit WHERE work_id = 'x')"
-    )
-    assert connection.changes() == 1
-    connection.close()
+    newest = "SELECT max(sequence) FROM audit WHERE work_id = 'x'"
+    change(store, f"UPDATE audit SET body = {body} WHERE sequence = ({newest})")
     events = rk("job", "show", "x", "--json").json["events"]
     assert events[:-1] == whole[:-1]
     assert (events[-1]["unreadable"], events[-1]["event_type"]) == (True, whole[-1]["event_type"])

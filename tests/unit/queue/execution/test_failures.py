@@ -417,9 +417,8 @@ def test_the_place_is_in_the_module_of_ones_own_and_not_in_the_library_that_it_c
 
 
 def test_a_group_tells_of_its_first_exception_with_no_secret_and_bounded() -> None:
-    found = failures.failure_with_place(
-        raised(BaseExceptionGroup("two of them", [raised(KeyError("x")), ValueError("y")]))
-    )
+    two = BaseExceptionGroup("two of them", [raised(KeyError("x")), ValueError("y")])
+    found = failures.failure_with_place(raised(two))
     assert found.message.startswith("ExceptionGroup: two of them (2 sub-exceptions): KeyError: 'x' (in ")
     redaction.add_secrets(["hush-hush-4711"])
     try:
