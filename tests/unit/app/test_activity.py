@@ -147,7 +147,6 @@ async def test_without_the_names_of_the_folded_records_the_sum_would_double(monk
         with pytest.raises(Halts):
             await fold_left(store, await later_ms(store))
     await fold_left(store, await later_ms(store))
-
     assert await total(store) == 6
 
 
@@ -176,7 +175,6 @@ async def test_a_late_folder_does_not_add_what_others_added_deleted_and_forgot()
     assert found is not None
     assert first.record_id not in found.body
     await activity._fold(store, [seen])
-
     assert await total(store) == 4
 
 
@@ -213,7 +211,6 @@ async def test_a_write_whose_answer_was_lost_is_counted_once(monkeypatch: pytest
         await work(store)
         await one.write()
         await one.write()
-
     assert await total(store) == 3
 
 

@@ -40,9 +40,7 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("make", "wrong", "accepted"), WRONG)
 @pytest.mark.real_time
-async def test_neither_a_store_nor_a_client_nor_a_manager_is_made_of_what_means_nothing(
-    make: Callable[..., Any], wrong: dict[str, Any], accepted: str
-) -> None:
+async def test_nothing_is_made_of_arguments_that_mean_nothing(make: Any, wrong: dict[str, Any], accepted: str) -> None:
     with pytest.raises(ParameterError) as caught:
         async with make(**wrong if make is rk.RetryManager else {"url": "memory:", **wrong}):
             raise AssertionError("it is open")

@@ -435,7 +435,6 @@ async def test_the_one_default_manager_warns_once_of_keys_and_logs_events(caplog
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "end with this process" in caplog.text
     assert "open_store" in caplog.text
-
     work = AsyncFlaky(ConnectionError())
     caplog.set_level(logging.INFO, logger="reefknot.audit")
     for _ in range(2):

@@ -52,9 +52,7 @@ def with_system(story: Callable[[Shop, System], Awaitable[None]], **settings: An
 
 
 @pytest.mark.parametrize(("concurrency", "slots"), [(MOST, OTHER_POOL), ({"cpu": 2, "emails": 9}, 9)])
-def test_a_worker_that_loads_a_step_has_its_class_with_four_slots_or_those_of_the_configuration(
-    concurrency: dict[str, int], slots: int
-) -> None:
+def test_a_worker_with_a_step_has_its_class_with_four_or_the_configured_slots(concurrency: Any, slots: int) -> None:
     async def story(shop: Shop, system: System) -> None:
         (worker,) = system.workers
         assert {name: pool.slots for name, pool in worker.pools.items()} == {"cpu": 2, "emails": slots}
@@ -81,9 +79,7 @@ def test_a_submission_goes_to_the_class_of_its_step_unless_it_names_one() -> Non
     with_system(story, concurrency=MOST)
 
 
-async def test_what_was_submitted_before_any_worker_ran_goes_there_too_and_warns_of_nothing(
-    shop: Shop, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_earlier_submissions_go_there_too_without_a_warning(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "reefknot")
     client = client_of(shop.store, shop.clock, 100)
     handle = await client.submit("mail.send", assignment_id="early")

@@ -84,9 +84,7 @@ async def test_router_and_worker_in_two_systems_over_a_file_work_as_one(tmp_path
 
 
 @pytest.mark.parametrize(("part", "names"), [("worker", (("mine",), None)), ("router", ((), "mine"))])
-async def test_a_name_that_a_living_system_has_is_refused_and_the_other_goes_on(
-    tmp_path: Any, settings: Settings, part: str, names: tuple[tuple[str, ...], str | None]
-) -> None:
+async def test_a_name_of_a_living_system_is_refused(tmp_path: Any, settings: Settings, part: str, names: Any) -> None:
     url = f"sqlite:{tmp_path / 'state.db'}"
     mine: dict[str, Any] = {"workers": names[0], "router": names[1], "drain": 0}
     async with running_system(url, settings, **mine) as first:

@@ -123,6 +123,5 @@ def test_a_line_that_is_written_in_a_span_names_its_trace() -> None:
         span.end()
     finally:
         traces.disable()
-
     assert (json.loads(inside)["trace_id"], json.loads(given)["trace_id"]) == (trace_id, "order-7")
     assert "trace_id" not in json.loads(JsonLines().format(record("told")))

@@ -67,7 +67,6 @@ def test_a_frozen_server_does_not_answer_and_continues_where_it_was(own_nats_ser
 
 def test_a_cluster_has_a_leader_and_survives_the_loss_of_a_member(nats_cluster: list[nats_servers.NatsServer]) -> None:
     assert asyncio.run(publish(nats_servers.url_of(nats_cluster), "orders", b"1", replicas=3)) == 1
-
     kill(nats_cluster[0])
     others = nats_servers.url_of(nats_cluster[1:])
 

@@ -77,8 +77,6 @@ def attributes(span: ReadableSpan) -> Mapping[str, Any]:
     return span.attributes or {}
 
 
-# ---- the library -----------------------------------------------------------------------------------------------------
-
 QUICK: dict[str, Any] = {"attempts": 3, "base_delay": 0.0, "log": False, "name": "work"}
 
 
@@ -143,14 +141,12 @@ def test_every_way_to_retry_is_an_operation_with_a_child_for_each_attempt(spans:
     assert spans.tree() == [op("work", 1)]
     assert spans.outcomes("reefknot.retry work") == ["succeeded"]
     spans.exporter.clear()
-
     WAYS[way](Flaky(DOWN, DOWN))
     assert spans.tree() == [op("work", 3)]
     assert spans.outcomes("reefknot.attempt") == ["retried", "retried", "succeeded"]
     assert spans.outcomes("reefknot.retry work") == ["recovered"]
     assert trace.get_current_span() is trace.INVALID_SPAN
     spans.exporter.clear()
-
     traces.disable()
     WAYS[way](Flaky(DOWN))
     assert spans.all() == (), "while tracing is off no way writes a span"
@@ -172,8 +168,7 @@ def test_a_call_that_gives_up_is_an_error_with_its_reason_and_a_wait_that_was_as
     spans.exporter.clear()
 
     policy = rk.RetryPolicy(max_attempts=3, base_delay=0.0)
-    manager = rk.RetryManager()
-    work = AsyncFlaky(rk.RetryAfter(0.0))
+    manager, work = rk.RetryManager(), AsyncFlaky(rk.RetryAfter(0.0))
     run_virtual(manager.execute_with_retry(rk.RetryCategory.KV_PUT, "store it", work, policy=policy))
     assert spans.tree() == [op("RETRY_KV_PUT: store it", 2)], "a retry manager is an operation too"
     assert [one.status.status_code for one in spans.all()] == [trace.StatusCode.UNSET] * 3
@@ -236,9 +231,6 @@ def test_a_call_that_is_cancelled_stopped_or_left_ends_its_spans(spans: Spans) -
         work()
     assert spans.tree() == [op("work", 1)]
     assert attributes(spans.all()[-1])["reefknot.reason"] == "stopped"
-
-
-# ---- a system in one process -----------------------------------------------------------------------------------------
 
 
 STEPS = """\
@@ -355,9 +347,6 @@ def test_ends_without_an_attempt_or_in_one_are_recorded_too(spans: Spans, system
     assert ended["cancelled"]["reefknot.outcome"] == ended["running"]["reefknot.outcome"] == "cancelled"
 
 
-# ---- sources ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_sync_is_a_span_with_its_attempts_and_each_attempt_has_its_pages(spans: Spans) -> None:
     async def story(world: World) -> None:
         calls = 0
@@ -386,9 +375,6 @@ def test_a_sync_is_a_span_with_its_attempts_and_each_attempt_has_its_pages(spans
     assert sorted(spans.tree(), key=str) == sorted([bad, good], key=str)
     assert sorted(spans.outcomes("reefknot.sync local_files")) == ["quarantined", "recovered"]
     assert "hunter2" not in "".join(one.to_json() for one in spans.all())
-
-
-# ---- the tracer ------------------------------------------------------------------------------------------------------
 
 
 def test_every_process_knows_the_span_of_an_operation_by_its_key(spans: Spans) -> None:

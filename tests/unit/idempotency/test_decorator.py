@@ -304,8 +304,7 @@ async def test_on_audit_failure_rules_a_failing_log(setting: str | None, monkeyp
     async def down(*entries: object) -> None:
         raise OSError("no disk")
 
-    store = MemoryStore(VirtualClock())
-    other = MemoryStore(VirtualClock())
+    store, other = MemoryStore(VirtualClock()), MemoryStore(VirtualClock())
     store.audit = other.audit  # a log of its own: its events are written when the change has happened
     with module.in_scope(store):
         monkeypatch.setattr(other.audit, "append", down)

@@ -72,9 +72,6 @@ RECEIPT = Receipt.model_validate(
 )
 
 
-# ---- arguments -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("first", "other"),
     [
@@ -141,9 +138,6 @@ async def test_a_computed_field_is_not_part_of_the_payload() -> None:
         assert [await pay(Timed(id="o")), await pay(Timed(id="o"))] == ["paid"] * 2
 
 
-# ---- results ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "result"),
     [
@@ -184,9 +178,6 @@ async def test_without_a_type_a_model_is_given_back_as_a_dataclass_is(url: str) 
             assert (first, first["id"], first["cents"]) == (later, "o", 1)
 
 
-# ---- what cannot be kept ---------------------------------------------------------------------------------------------
-
-
 async def test_a_result_that_cannot_be_kept_is_refused_at_decoration_or_when_it_comes() -> None:
     async def connect() -> Connection:
         return Connection()
@@ -216,9 +207,6 @@ def test_an_annotation_that_may_be_kept_or_is_not_known_is_accepted(annotation: 
     rk.idempotent(key=lambda: "k", name=f"make {annotation}")(make)
 
 
-# ---- the same by hand ------------------------------------------------------------------------------------------------
-
-
 async def test_a_manager_keeps_a_model_and_gives_it_back(url: str) -> None:
     async with rk.open_store(url):
         manager = rk.RetryManager()
@@ -229,7 +217,6 @@ async def test_a_manager_keeps_a_model_and_gives_it_back(url: str) -> None:
         run: dict[str, Any] = {"idempotency_key": "k", "result_type": Receipt}
         assert await manager.execute_with_retry("http", "make", make, **run) == RECEIPT
         assert await manager.execute_with_retry("http", "make", make, **run) == RECEIPT
-
         keys = manager.idempotency_manager
         await keys.record_result("k", RECEIPT)
         await keys.record_result("o", Order(id="o", cents=1))

@@ -36,7 +36,6 @@ async def test_an_event_is_written_with_its_change_on_one_chain_and_after_it_on_
     events.applied("record")
     await events.flush()
     assert await events_in(store.audit) == []
-
     store = MemoryStore(VirtualClock())
     events = KeyEvents(Journal(store.audit), event, one_chain=False)
     events.with_record.append(RECOVERED)

@@ -339,9 +339,7 @@ TABLES = ("", "1a", "a-b", 'a"b', "a;DROP TABLE effect", "a.b.c", "a b", "x" * 6
         *(({"wait": wait}, "a", errors.ParameterError) for wait in (-1, float("nan"), float("inf"), True, "1")),
     ],
 )
-def test_a_bad_key_a_table_that_is_no_identifier_and_a_wait_that_is_no_time_are_refused(
-    options: Any, key: Any, error: type[Exception], conn: Any
-) -> None:
+def test_a_bad_key_table_or_wait_is_refused(options: Any, key: Any, error: type[Exception], conn: Any) -> None:
     with pytest.raises(error):
         ledger(conn, **options).once(key)
 
@@ -374,9 +372,7 @@ def write_and_end(conn: Any, end: Callable[[Any], None]) -> None:
 
 @pytest.mark.parametrize("end", [commit, commit_and_go_on, roll_back])
 @pytest.mark.parametrize("joined", [False, True])
-def test_a_block_that_ends_its_own_transaction_is_told(
-    conn: Any, path: str, end: Callable[[Any], None], joined: bool
-) -> None:
+def test_a_block_that_ends_its_own_transaction_is_told(conn: Any, path: str, end: Any, joined: bool) -> None:
     if joined:
         conn.execute("BEGIN")
     with pytest.raises(errors.IdempotencyError, match="ended its own transaction"):
@@ -578,9 +574,7 @@ def test_killed_at_any_statement_and_restarted_there_is_one_effect_and_one_recor
 
 
 @pytest.mark.parametrize(("variant", "wrong"), [("effect_first", 2), ("record_first", 0)])
-def test_control_a_record_outside_of_the_transaction_doubles_or_loses_the_effect(
-    tmp_path: Path, variant: str, wrong: int
-) -> None:
+def test_control_a_record_outside_the_transaction_repeats_or_loses_it(tmp_path: Path, variant: str, wrong: int) -> None:
     assert wrong in {effects for effects, _ in die_everywhere(variant, str(tmp_path / "app.db"))}
 
 

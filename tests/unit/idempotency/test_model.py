@@ -1,6 +1,7 @@
 """Who may do it, and what came of it."""
 
 from hashlib import sha256
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -69,7 +70,6 @@ def test_an_absent_key_is_claimed_held_until_its_lease_ends_and_then_taken_over(
     lease = {"lease_until": 1_500, "lease_ms": 500, "guard": False}
     times = {"created_at": 50_000, "updated_at": 50_000, "expires_at": 60_500}
     assert structs.asdict(held()) == whose | lease | times | dict.fromkeys(("result", "failure", "metadata"))
-
     assert ask(held(), now=Moment(1_499, 50_499)) == model.Busy(held(), 1)
     answer = ask(held(), now=Moment(1_500, 50_500))
     assert isinstance(answer, model.Claimed)
@@ -145,9 +145,7 @@ def test_a_stale_claim_is_refused_by_every_write_and_an_ended_key_by_a_renewal(s
         (model.Unknown("1"), model.KeyState.UNKNOWN, (None, "1", None)),
     ],
 )
-def test_an_ending_is_written_down_with_its_retention(
-    ending: model.Ending, state: model.KeyState, texts: tuple[str | None, ...]
-) -> None:
+def test_an_ending_is_written_down_with_its_retention(ending: model.Ending, state: model.KeyState, texts: Any) -> None:
     record = ended(ending)
     assert record.state is state
     assert (record.result, record.failure, record.metadata) == texts
@@ -155,8 +153,7 @@ def test_an_ending_is_written_down_with_its_retention(
 
 
 def test_the_same_ending_twice_changes_nothing_and_only_an_unknown_outcome_can_be_resolved() -> None:
-    mine = model.Claim("k", "me", 3)
-    record = ended(model.Done("1"))
+    mine, record = model.Claim("k", "me", 3), ended(model.Done("1"))
     assert model.finish(record, mine, model.Done("1"), now=Moment(9, 99_999), retention_ms=RETENTION) is record
     for other in (model.Done("2"), model.Failed("1"), model.Released()):
         assert model.finish(record, mine, other, now=NOW, retention_ms=RETENTION) == model.Lost(record)

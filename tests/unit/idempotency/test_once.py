@@ -179,9 +179,7 @@ async def test_a_result_that_is_too_large_is_refused_and_the_effect_is_not_repea
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "remembered"])
-async def test_another_payload_under_the_same_key_is_refused_with_both_fingerprints(
-    keys: Failing, recorded: bool
-) -> None:
+async def test_another_payload_under_a_key_is_refused_with_both_fingerprints(keys: Failing, recorded: bool) -> None:
     effect = Effect()
     keys.fails["finish"] = 0 if recorded else 6
     await once(keys, "k", effect, KeyOptions(fingerprint="one"))

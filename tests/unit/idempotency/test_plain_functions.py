@@ -123,7 +123,6 @@ def test_without_a_store_or_where_an_event_loop_runs_the_error_says_what_to_do(u
     with pytest.raises(rk.NoStoreError, match=r"with reefknot\.connect_sync\(url\)"):
         charge("a")
     assert effects == []
-
     charge, effects = counted()
 
     async def main() -> None:

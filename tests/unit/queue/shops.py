@@ -13,6 +13,9 @@ from reefknot.runtime.processes import process_mark
 from reefknot.steps.port import Block
 from tests.workshop import Shop, Step, work
 
+ONE = {"cpu": 1}
+"""A worker with one slot."""
+
 
 async def sent(shop: Shop, *assignments: ExecAssignment | bytes, wait: float, to: str = "w1") -> None:
     await shop.send(*assignments, to=to)

@@ -155,11 +155,8 @@ CIRCLE["again"] = CIRCLE
 async def test_what_json_cannot_say_is_refused_with_its_place(shop: Shop) -> None:
     client, router = Client(shop.store, shop.clock), await shop.router()
     plain = (object(), math.nan, math.inf, b"bytes", {1, 2}, datetime.now(UTC), {1: "a"})
-    deep: dict[str, Any] = {
-        "inputs.x[1][0].deep": [1, [{"deep": -math.inf}]],
-        "inputs": "\ud800",
-        "inputs.x.again": CIRCLE,
-    }
+    deep: dict[str, Any] = {"inputs.x[1][0].deep": [1, [{"deep": -math.inf}]], "inputs.x.again": CIRCLE}
+    deep |= {"inputs": "\ud800"}
     for place, value in [*(("inputs.x", one) for one in plain), *deep.items()]:
         with pytest.raises(NotJsonError) as caught:
             await client.submit("test.step", {"x": value})
@@ -299,8 +296,7 @@ async def test_where_an_event_loop_runs_it_refuses_with_a_sentence(url: str) -> 
 
 def test_a_closed_client_says_so_also_to_a_thread_that_waits(url: str) -> None:
     client = rk.connect_sync(url)
-    handle = client.submit("fs.blob_get", delay=3600)
-    waits = threading.Event()
+    handle, waits = client.submit("fs.blob_get", delay=3600), threading.Event()
 
     def wait() -> None:
         waits.set()

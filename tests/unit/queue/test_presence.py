@@ -95,9 +95,7 @@ async def test_who_was_taken_for_gone_may_still_report_until_another_one_has_cla
     ],
 )
 @pytest.mark.real_time
-async def test_queued_work_of_a_dead_system_comes_back_while_there_is_a_router_for_it(
-    store: Store, there: dict[str, Any], comes_back: bool
-) -> None:
+async def test_queued_work_of_a_dead_system_comes_back_to_a_router(store: Store, there: Any, comes_back: bool) -> None:
     """The control is the work of a system that lives."""
     await store.work.enqueue([WorkItem(name, "x", f"cpu@{name}") for name in ("dead", "lives")])
     await reported(store, worker="dead", process=gone_process())

@@ -26,7 +26,6 @@ def test_pools_and_their_sizes_come_from_the_configuration(tmp_path: Path) -> No
     )
     loaded = load_settings(environ={}, cwd=tmp_path)
     settings = settings_from(loaded.configuration, loaded.book, retries_gate=False, queue_gate=True, lease=9.0)
-
     assert settings.concurrency == {"cpu": 4, "gpu": 2, "io": 8, "tpu": 4}
     assert [settings.rules_for(name).size for name in ("cpu", "gpu", "io", "tpu")] == [7, 7, 3, 7]
     assert (settings.retries_v2, settings.queue_v2, settings.quarantine_failed) == (False, True, True)

@@ -160,7 +160,6 @@ def test_pools_are_noted_when_their_admission_or_their_service_time_changes() ->
     table = WorkTable(offered)
     table.enqueue([WorkItem("plain", "t", ROUTER, pool="cpu")], now=NOW)
     assert table.take_changes().pools_entered == set()
-
     small = submission.SubmissionRules(size=1, preempt=False)
     answers = table.enqueue([WorkItem(one, "t", ROUTER, pool="io") for one in "ab"], Enqueue(rules=small), now=NOW)
     assert isinstance(answers[1], admission.Reject)
@@ -209,9 +208,7 @@ def test_an_item_that_is_removed_is_neither_counted_nor_claimed() -> None:
     later = Moment(NOW.steady + 100_000, NOW.wall + 100_000)
     assert table.claim(9, WorkClaim(owner="me"), now=later) == []
     table.put(structs.replace(WorkItem("b", "t"), priority=5), NOW)
-    assert [item.id for item in table.claim(9, WorkClaim(owner="me"), now=later)] == ["b"], (
-        "once, though it had a place before"
-    )
+    assert [item.id for item in table.claim(9, WorkClaim(owner="me"), now=later)] == ["b"], "once: it had a place"
 
 
 async def test_a_call_of_the_memory_engine_that_fails_half_way_leaves_nothing_behind() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import apsw
 from msgspec import structs
 
 from reefknot.audit.model import event as audited
@@ -27,6 +28,14 @@ def in_store(path: Path, work: Callable[[port.Store], Awaitable[R]]) -> R:
             return await work(store)
 
     return asyncio.run(main())
+
+
+def change(path: Path, *statements: str) -> None:
+    """What another program does to the file of a store."""
+    connection = apsw.Connection(str(path))
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
 
 
 def at(second: float) -> str:

@@ -1,16 +1,27 @@
-"""Commands run in process, in a folder of their own, without variables that change answers."""
+"""Commands run in process, in a folder of their own, without variables that change answers; or as processes."""
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from reefknot.console.cli import main
+from tests.warm_commands import run_warm
 
 HIDDEN = ("WORKER_RETRIES_V2_ENABLED", "WORKER_QUEUE_V2_ENABLED", "REEFKNOT_CONFIG", "REEFKNOT_TRACEBACK")
 """Variables that change answers, and are removed."""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "COLUMNS": "120"}
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`reefknot` as a process of its own."""
+    return run_warm(*words, cwd=folder, env=environment(folder))
 
 
 class Ended(NamedTuple):

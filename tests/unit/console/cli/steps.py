@@ -72,7 +72,7 @@ def prepared(rk: Commands, *, quarantine: bool = False, size: int = 1000) -> Fol
     folder = Folder(f"own_steps_{number}", f"own{number}")
     rk.write(V2.format(quarantine=str(quarantine).lower(), size=size))
     rk.write(MODULE.format(prefix=folder.prefix), f"{folder.module}.py")
-    (rk.folder / "files").mkdir()
+    (rk.folder / "files").mkdir(exist_ok=True)
     (rk.folder / "files" / "a.txt").write_text("ahoy")
     rk.environment.syspath_prepend(str(rk.folder))
     return folder

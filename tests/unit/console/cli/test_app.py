@@ -71,7 +71,6 @@ def test_the_numbers_are_those_of_the_documents_and_every_command_is_found() -> 
 def test_a_bug_is_an_internal_error_with_a_traceback_an_interrupt_130_and_odd_bytes_are_escapes(rk: Commands) -> None:
     odd = rk("policy", "show", b"connector:\xff\xfe".decode("utf-8", "surrogateescape"))
     assert (odd.code, "\\udcff" in odd.err) == (2, True)
-
     raised: list[BaseException] = [KeyboardInterrupt(), *[RuntimeError("a bolt is loose")] * 2]
 
     def broken(words: object) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import codecs
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from reefknot.console.cli.app import CommandError
 from reefknot.console.cli.assignments import AssignmentLine, InvalidLine, assignments
 from reefknot.queue.model.messages import ExecAssignment, InvalidMessage, read_assignment
 from tests.rows import for_each_row
-from tests.warm_commands import run_warm
+from tests.unit.console.cli.running import command, environment
 
 V2 = "worker: {retries: {v2: {enabled: true}}, queue: {v2: {enabled: true}}}\nblocks: {fs: {roots: [files]}}\n"
 
@@ -38,16 +37,13 @@ def told(path: Path, content: bytes | str) -> list[str]:
     ]
 
 
+def contents(path: Path, content: str) -> list[tuple[Any, ...]]:
+    found = [one.assignment for one in read(path, content) if isinstance(one, AssignmentLine)]
+    return [(one.assignment_id, one.job, one.options, one.metadata) for one in found]
+
+
 def job(name: str, **more: Any) -> dict[str, Any]:
     return {"assignment_id": name, "job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}, **more}
-
-
-def environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
-
-
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return run_warm(*words, cwd=folder, env=environment(folder))
 
 
 @pytest.fixture
@@ -181,7 +177,8 @@ def test_utf_16_is_one_sentence_for_the_whole_file(file: Path, encoding: str) ->
 @pytest.mark.parametrize("indent", [0, 1, 4, "\t"])
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_pretty_printed_objects_and_arrays_are_read(file: Path, indent: int | str, ending: str) -> None:
-    jobs = [job("one", metadata={"text": 'a "quoted" } ] , {\\'}), job("two", metadata={"list": [[], {}, [1, 2]]})]
+    odd = {"text": 'a "quoted" } ] , {\\'}
+    jobs = [job("one", metadata=odd, options={"timeout_ms": 5}), job("two", metadata={"list": [[], {}, [1, 2]]})]
     written = {
         "one object": json.dumps(jobs[0], indent=indent),
         "two objects": "\n".join(json.dumps(one, indent=indent) for one in jobs),
@@ -189,24 +186,11 @@ def test_pretty_printed_objects_and_arrays_are_read(file: Path, indent: int | st
         "an array of lines": "[\n" + ",\n".join(json.dumps(one) for one in jobs) + "\n]\n",
         "an array on one line": json.dumps(jobs),
     }
-    found = {name: told(file, text.replace("\n", ending)) for name, text in written.items()}
-    assert found == {name: ["one"] if name == "one object" else ["one", "two"] for name in written}
-
-
-def test_a_pretty_printed_file_and_its_lines_are_the_same_assignments(file: Path) -> None:
-    jobs = [job("one", options={"timeout_ms": 5}), job("two")]
-    lines = read(file, "".join(f"{json.dumps(one)}\n" for one in jobs))
-    pretty = read(file, json.dumps(jobs, indent=2))
-    assert [_content(one) for one in pretty] == [_content(one) for one in lines]
-
-
-def _content(found: AssignmentLine | InvalidLine) -> tuple[Any, ...]:
-    assert isinstance(found, AssignmentLine), found
-    return found.assignment.assignment_id, found.assignment.job, found.assignment.options
-
-
-def test_ids_that_an_array_leaves_out_differ_also_when_it_is_pretty_printed(file: Path) -> None:
-    assert len(set(told(file, json.dumps([{"job": {"type": "t"}}] * 3, indent=1)))) == 3
+    lines = contents(file, "".join(f"{json.dumps(one)}\n" for one in jobs))
+    assert [name for name, *_ in lines] == ["one", "two"]
+    for name, text in written.items():
+        assert contents(file, text.replace("\n", ending)) == lines[: 1 if name == "one object" else 2], name
+    assert len(set(told(file, json.dumps([{"job": {"type": "t"}}] * 3, indent=indent)))) == 3, "ids that are left out"
 
 
 def test_a_line_that_was_cut_off_costs_no_line_but_itself(file: Path) -> None:

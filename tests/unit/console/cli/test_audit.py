@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import apsw
 import msgspec
 import pytest
 
@@ -20,7 +19,7 @@ from reefknot.console.cli import audit, audit_files
 from reefknot.policy.model.book import content_hash
 from reefknot.stores import opening, port
 from tests.pace import slowness
-from tests.unit.console.cli.audit_events import NOON, STORY, at, attempt, decision, entry, in_store, recorded
+from tests.unit.console.cli.audit_events import NOON, STORY, at, attempt, change, decision, entry, in_store, recorded
 from tests.unit.console.cli.running import Commands
 
 
@@ -46,16 +45,8 @@ def kept_head(rk: Commands, name: str = "kept.json") -> str:
     return head
 
 
-def change(path: Path, statement: str) -> None:
-    connection = apsw.Connection(str(path))
-    connection.execute(statement)
-    connection.close()
-
-
 @pytest.mark.real_time
-async def test_following_shows_what_comes_and_ends_by_itself(
-    rk: Commands, store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_following_shows_what_comes_and_ends_by_itself(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with opening.open_store(f"sqlite:{store}") as opened:
         wanted = audit.FilterFlags(type_="retry_attempt").chosen()
         following = asyncio.create_task(audit.follow_log(opened.audit, wanted, after=6, seconds=1.0, json=True))

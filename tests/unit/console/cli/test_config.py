@@ -42,8 +42,7 @@ def test_a_bad_file_is_78_and_nothing_is_shown_of_it(rk: Commands, name: str, co
 
 @pytest.mark.parametrize("command", ["config check named.yaml", "policy list --config named.yaml"])
 def test_a_file_that_may_not_be_read_is_reported(rk: Commands, command: str) -> None:
-    path = rk.write("{}", "named.yaml")
-    opened = os.open
+    path, opened = rk.write("{}", "named.yaml"), os.open
 
     def forbidden(name: str | Path, *arguments: int) -> int:
         if Path(name) == path:
@@ -160,8 +159,7 @@ def test_the_short_file_and_the_full_one_retry_alike(rk: Commands) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--force",)])
 def test_a_dry_run_over_an_existing_file_says_what_a_real_run_would_do(rk: Commands, words: tuple[str, ...]) -> None:
-    file = rk.write("{}")
-    dry = rk("init", *words, "--dry-run")
+    file, dry = rk.write("{}"), rk("init", *words, "--dry-run")
     as_json = rk("init", *words, "--dry-run", "--json")
     assert (dry.out, as_json.json["text"], as_json.json["written"]) == (recommended(), recommended(), False)
     assert file.read_text() == "{}"
@@ -207,12 +205,10 @@ def test_a_check_with_the_module_of_a_connector_checks_its_settings_and_knows_no
     rk.write("sources:\n  wiki:\n    connector: checked_wiki\n    export: 5\n")
     without = rk("config", "check")
     assert (without.code, "warning: reefknot.yaml:3:5: sources.wiki.connector: " in without.err) == (0, True)
-
     words = ("config", "check", "--module", "checked_wiki.py", "--module", "checked_steps")
     done = rk(*words)
     assert (done.code, done.out) == (78, "")
     assert "reefknot.yaml:4:5: sources.wiki.export: 5 is not accepted: the path of a list of changes" in done.err
-
     rk.write("sources:\n  wiki: {connector: checked_wiki, export: changes.json}\n")
     done = rk(*words, "--json")
     assert (done.code, done.json["ok"], done.json["files"][0]["warnings"]) == (0, True, [])

@@ -41,7 +41,6 @@ def test_a_chosen_port_in_use_is_an_error_as_is_an_address_of_another_machine(rk
     assert ended.code == 78
     assert "the dashboard cannot be served on 192.0.2.1:0: " in ended.err
     assert "check --host and --port" in ended.err
-
     rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", str(taken))
     for words, ways in (
         (("dashboard", "--port", str(taken)), "--port or dashboard.port"),
@@ -66,9 +65,7 @@ def test_the_usual_port_in_use_is_replaced_by_a_free_one(rk: Commands, taken: in
 
 
 @pytest.mark.parametrize("words", [("dashboard", "--for", "0"), ("up", "--for", "1")], ids=["dashboard", "up"])
-def test_the_address_has_the_token_that_was_made_only_on_a_terminal_also_as_a_line_of_json(
-    rk: Commands, store: Path, words: tuple[str, ...]
-) -> None:
+def test_an_address_has_its_token_on_a_terminal_alone_as_json_too(rk: Commands, store: Path, words: Any) -> None:
     rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", "0")
     for form in ("text", "json"):
         elsewhere = rk(*words, "--log-format", form)
@@ -77,10 +74,8 @@ def test_the_address_has_the_token_that_was_made_only_on_a_terminal_also_as_a_li
         (path,) = re.findall(r"log in with the address in (\S+\.url), which only this user can read", elsewhere.err)
         assert Path(path).parent == store.parent
         assert not Path(path).exists(), "it ends with the server"
-
     rk.environment.setattr(serve, "is_terminal", lambda stream: stream is sys.stderr)
     as_text, as_json = rk(*words, "--log-format", "text"), rk(*words, "--log-format", "json")
-
     assert re.search(r"^dashboard: http://127\.0\.0\.1:\d+/#token=[\w-]{43}$", as_text.err, re.MULTILINE)
     lines = [json.loads(line) for line in as_json.err.splitlines()]
     (address,) = [line["url"] for line in lines if line["message"] == "dashboard"]
@@ -134,9 +129,7 @@ def test_a_configured_token_is_never_printed_and_without_it_each_start_makes_ano
     assert "#token" not in told.err + lines.err + system.err
 
 
-def test_a_missing_package_is_named_with_its_extra_and_a_dashboard_that_is_off_is_not_served(
-    rk: Commands, store: Path
-) -> None:
+def test_a_missing_package_is_named_by_its_extra_and_a_dashboard_that_is_off_is_none(rk: Commands, store: Path) -> None:
     rk.environment.setattr(server, "NEEDED", ("starlette", "no_such_package"))
     ended, system = rk("dashboard", "--for", "0"), rk("up", "--for", "0")
     assert ended.code == 78

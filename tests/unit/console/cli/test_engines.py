@@ -106,14 +106,11 @@ def test_every_engine_says_what_its_addresses_mean(rk: Commands) -> None:
     assert engines.accepted_urls(shared_only=True) == "sqlite:PATH, nats://HOST:PORT or stub://NAME"
     files = [engines.file_of(url) for url in ("sqlite:a.db", "nats://h:4222/x", "tls://h", "memory:")]
     assert files == ["a.db", None, None, None]
-    assert [engines.has_file(url) for url in ("sqlite:a.db", "nats://h", "memory", "sqlite", "a.db")] == [True] + [
-        False
-    ] * 4
+    urls = ("sqlite:a.db", "nats://h", "memory", "sqlite", "a.db")
+    assert [engines.has_file(url) for url in urls] == [True, *[False] * 4]
     assert all(map(engines.is_shared, ("sqlite:a.db", "nats://h", "stub://here")))
     assert not any(map(engines.is_shared, ("memory:", "memory", "memory:1f")))
     assert engines.url_of_file(state_file) == f"sqlite:{state_file}"
     assert engines.url_of_file(Path(__file__)) is None
-    assert engines.engine_of(MemoryStore(SystemClock()).identity) is engines.engine_of("memory:"), (
-        "an open store leads to its engine"
-    )
+    assert engines.engine_of(MemoryStore(SystemClock()).identity) is engines.engine_of("memory:"), "an open store's"
     assert engines.engine_of("nats:nats://here:4222") is engines.engine_of("tls://here")

@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
-from tests.unit.console.cli.audit_events import attempt, entry, in_store
+from tests.unit.console.cli.audit_events import attempt, change, entry, in_store
 
 EXECUTABLE = Path(sys.executable).with_name("reefknot")
 
@@ -91,9 +90,7 @@ def test_an_output_that_cannot_be_written_is_74_for_every_command(tmp_path: Path
 def tampered(path: Path) -> Path:
     """A store in which every event was changed; `audit verify` prints more than a pipe's buffer holds."""
     in_store(path, lambda store: store.audit.append([entry(attempt(number)) for number in range(300)]))
-    connection = apsw.Connection(str(path))
-    connection.execute("UPDATE audit SET body = replace(body, 'it broke', 'it never broke')")
-    connection.close()
+    change(path, "UPDATE audit SET body = replace(body, 'it broke', 'it never broke')")
     return path
 
 

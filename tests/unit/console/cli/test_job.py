@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from reefknot.audit.journal import Journal, envelope
@@ -19,7 +18,7 @@ from reefknot.policy.settings import load_settings
 from reefknot.queue.model.work import TryAgain, WorkDone, WorkFailed, WorkItem, WorkState
 from reefknot.stores.sqlite import work_rows
 from tests.unit.console.cli import work_items
-from tests.unit.console.cli.audit_events import in_store
+from tests.unit.console.cli.audit_events import change, in_store
 from tests.unit.console.cli.running import Commands
 from tests.unit.console.cli.steps import lines, prepared
 
@@ -63,9 +62,7 @@ def test_a_list_that_ends_at_the_bound_of_its_search_says_so_and_goes_on(rk: Com
     assert "old" in rk("job", "list", "--error", "rare", "--after", "b").out
 
 
-def test_a_job_that_waits_for_its_retry_says_when_it_is_due_and_an_attempt_that_runs_is_shown_as_such(
-    rk: Commands, store: Path
-) -> None:
+def test_a_waiting_retry_says_when_it_is_due_and_a_running_attempt_that_it_runs(rk: Commands, store: Path) -> None:
     work_items.accepted(store, "later", TryAgain(4_000_000_000_000, "{}", "transient", 1000, "HTTP_ERROR"))
     (one,) = rk("job", "list", "--json").json["jobs"]
     assert (one["state"], one["attempts"], one["worker"]) == ("pending", 1, "worker-1")
@@ -92,14 +89,9 @@ def test_a_damaged_event_of_a_job_is_shown_as_unreadable_among_the_others(rk: Co
     work_items.submitted(store, "x")
     assert rk("job", "cancel", "x", "--as", "ann").code == 0
     whole = rk("job", "show", "x", "--json").json["events"]
-    connection = apsw.Connection(str(store))
-    connection.execute(
-        f"UPDATE audit SET body = {body} WHERE sequence = (SELECT max(sequence) FROM audit WHERE work_id = 'x')"
-    )
-    assert connection.changes() == 1
-    connection.close()
+    newest = "SELECT max(sequence) FROM audit WHERE work_id = 'x'"
+    change(store, f"UPDATE audit SET body = {body} WHERE sequence = ({newest})")
     events = rk("job", "show", "x", "--json").json["events"]
-
     assert events[:-1] == whole[:-1]
     assert (events[-1]["unreadable"], events[-1]["event_type"]) == (True, whole[-1]["event_type"])
     plain = rk("job", "show", "x")
@@ -110,7 +102,6 @@ def test_the_story_of_a_job_that_ran_has_its_attempts_and_the_layer_that_decided
     own = prepared(rk)
     assert rk("run", lines(rk, own.flaky("a", 2)), "--module", own.module).code == 0
     settings = load_settings(str(rk.folder / "reefknot.yaml"), environ={}, cwd=rk.folder)
-
     found = in_store(store, lambda one: jobs.job_story(operator.Operator(one, Redactor(), None, settings), "a"))
     told = [(one["number"], one["outcome"], one["decision"], one["layer"]) for one in found["attempts"]]
     assert told == [(1, "retried", "again", "global"), (2, "retried", "again", "global"), (3, "succeeded", None, None)]

@@ -1,7 +1,6 @@
 """Steps of one's own, met from the command line: tracebacks, modules by file, what they print, how they end."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.warm_commands import run_warm
+from tests.unit.console.cli.running import command, environment
 
 CONFIGURATION = """\
 worker:
@@ -59,26 +58,6 @@ def starts(inputs, context):
     return {}
 
 
-@rk.block("own.interrupts")
-async def interrupts(inputs, context):
-    raise KeyboardInterrupt("of its own")
-
-
-@rk.block("own.interrupts_in_thread")
-def interrupts_in_thread(inputs, context):
-    raise KeyboardInterrupt("of its own")
-
-
-@rk.block("own.exits")
-async def exits(inputs, context):
-    sys.exit("of its own")
-
-
-@rk.block("own.exits_in_thread")
-def exits_in_thread(inputs, context):
-    sys.exit("of its own")
-
-
 @rk.block("own.waits")
 async def waits(inputs, context):
     import asyncio
@@ -93,14 +72,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "reefknot.yaml").write_text(CONFIGURATION.format(quarantine="false"))
     (tmp_path / "steps.py").write_text(STEPS)
     return tmp_path
-
-
-def environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "COLUMNS": "120"}
-
-
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return run_warm(*words, cwd=folder, env=environment(folder))
 
 
 def work(folder: Path, *types: str) -> str:
@@ -119,11 +90,9 @@ def test_the_traceback_of_a_bug_is_shown_with_the_job_and_once_in_the_log(folder
     (folder / "reefknot.yaml").write_text(CONFIGURATION.format(quarantine=quarantine))
     ran = command(folder, "run", work(folder, "own.bug"), "--module", "steps.py", "--log-format", "text")
     raised = 'return order["lines"] * order["price"]'
-
     assert ran.returncode == 1
     assert ran.stderr.count(raised) == 1, ran.stderr
     assert f'    File "{folder / "steps.py"}", line 9, in total' in ran.stderr
-
     failure = shown(folder, "job", "show", "own.bug")["failure"]
     assert failure["exceptions"][0] == "builtins.KeyError"
     assert failure["traceback"].splitlines()[-1] == "KeyError: 'price'"
@@ -204,15 +173,6 @@ def test_what_a_step_prints_under_up_goes_to_stderr(folder: Path) -> None:
         out, err = up.communicate(timeout=100)
     assert all("event_type" in one or "summary" in one for one in map(json.loads, out.splitlines())), out
     assert "a line of the step\n" in err
-
-
-def test_a_step_that_raises_keyboard_interrupt_or_system_exit_ends_its_attempt_and_not_the_run(folder: Path) -> None:
-    ends = ["own.interrupts", "own.interrupts_in_thread", "own.exits", "own.exits_in_thread"]
-    ran = command(folder, "run", work(folder, *ends, "own.talks"), "--json", "--module", "steps")
-    summary = json.loads(ran.stdout)
-    assert (ran.returncode, summary["failed"], summary["succeeded"]) == (1, 4, 1), ran.stderr
-    for name, told in zip(ends, ["KeyboardInterrupt", "KeyboardInterrupt", "SystemExit", "SystemExit"], strict=True):
-        assert f"{name} failed: EXECUTION_FAILED: {told}: of its own" in ran.stderr
 
 
 def test_a_real_ctrl_c_still_ends_the_run(folder: Path) -> None:

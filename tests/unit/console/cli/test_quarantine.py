@@ -126,7 +126,6 @@ def test_a_job_of_a_source_is_shown_without_a_result_for_anybody(rk: Commands, s
     work_items.failed_job(store, IngestionJob(name, "own_sea", "notes", item="a|b.md"))
     (listed,) = rk("quarantine", "list", "--source", "notes", "--json").json["items"]
     shown = rk("quarantine", "show", name, "--json").json
-
     assert (listed["id"], listed["source"], listed["class"]) == (name, "notes", "ingest.notes")
     assert (shown["ingestion_job"]["item"], shown["result"]) == ("a|b.md", None)
     assert "notes" in rk("quarantine", "list").out
@@ -164,7 +163,6 @@ def test_a_requeued_job_of_a_source_that_is_not_configured_is_said_to_wait(rk: C
     ended = rk("job", "retry", "gone/a b@2", "--json")
     assert (ended.json["retried"], ended.json["unconfigured_sources"]) == (["gone/a b@2"], ["gone"])
     assert "1 job waits for gone" in ended.err
-
     edited = rk("quarantine", "requeue", "import", "--payload", str(rk.write('{"folder": "x"}', "p.json")), "--json")
     assert edited.json["unconfigured_sources"] == ["gone"]
     assert ("reefknot job cancel 'import~2'" in edited.err, PICKED_UP in edited.err) == (True, False)

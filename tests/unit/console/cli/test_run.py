@@ -14,7 +14,9 @@ from reefknot.queue.model.work import Quarantine, WorkFailed, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.stores import opening, port
 from tests.unit.console.cli.running import Commands
-from tests.unit.console.cli.steps import get, lines, prepared, results
+from tests.unit.console.cli.steps import Folder, get, lines, prepared, results
+
+pytestmark = pytest.mark.usefixtures("own")
 
 ENDS = ("succeeded", "failed", "timed_out", "cancelled", "rejected", "dropped")
 KEYS = ["total", *ENDS, "recovered", "quarantined", "retries", "unfinished", "elapsed_s"]
@@ -30,16 +32,13 @@ def summary(rk: Commands, *words: str, code: int) -> dict[str, Any]:
 
 
 def test_a_file_that_succeeds_ends_with_0_and_exactly_the_promised_summary(rk: Commands) -> None:
-    prepared(rk)
     found = summary(rk, lines(rk, get("a.txt"), get("a.txt")), code=0)
     assert (list(found), found["total"], found["succeeded"], found["retries"]) == (KEYS, 2, 2, 0)
     assert (rk.folder / ".reefknot" / "state.db").exists(), "the default store is beside the configuration"
 
 
 @pytest.mark.parametrize("quarantine", [False, True])
-def test_a_retried_success_is_recovered_and_a_spent_one_failed_also_in_quarantine(
-    rk: Commands, quarantine: bool
-) -> None:
+def test_a_retried_success_is_recovered_and_a_spent_one_failed_in_quarantine(rk: Commands, quarantine: bool) -> None:
     own = prepared(rk, quarantine=quarantine)
     late = own.nap("late", 30, options={"timeout_ms": 50})
     file = lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), late)
@@ -53,13 +52,11 @@ def test_a_retried_success_is_recovered_and_a_spent_one_failed_also_in_quarantin
 
 
 def test_bad_lines_are_reported_with_their_numbers_and_the_good_ones_run(rk: Commands) -> None:
-    prepared(rk)
     good, bad = get("a.txt", "one"), ["{not json", "", "[1]", '{"job": {"payload": {}}}']
     odd = [get("a.txt", options={"deadline_ms": 0}), get("a.txt", version="7"), get("a.txt", resource_class="tpu")]
     file = lines(rk, good, *bad, good, *odd, json.dumps(get("a" * LARGEST_MESSAGE)), get("a.txt", "two"))
     ended = rk("run", file, "--json")
     told = [line.removeprefix("work.jsonl:") for line in ended.err.splitlines() if line.startswith("work.jsonl:")]
-
     assert (ended.code, ended.json["succeeded"], ended.json["rejected"], ended.json["total"]) == (1, 2, 8, 10)
     assert sorted(int(line.partition(":")[0]) for line in told) == [2, 4, 5, 6, 7, 8, 9, 10]
     words = {2: "not JSON", 4: "not an object", 5: "job.type: missing", 6: "is in line 1 already"}
@@ -75,8 +72,7 @@ def test_a_full_queue_makes_it_wait_and_not_fail(rk: Commands) -> None:
     assert summary(rk, file, "--module", own.module, code=0)["succeeded"] == 40
 
 
-def test_the_same_ids_again_are_answered_from_the_record_and_another_job_under_one_is_rejected(rk: Commands) -> None:
-    own = prepared(rk)
+def test_the_same_ids_again_are_answered_from_the_record_and_another_job_is_rejected(rk: Commands, own: Folder) -> None:
     file = lines(rk, own.flaky("once", 1), get("a.txt", "two"))
     summary(rk, file, "--module", own.module, code=0)
     file = lines(rk, own.flaky("once", 1), get("b.txt", "two"))
@@ -88,8 +84,6 @@ def test_the_same_ids_again_are_answered_from_the_record_and_another_job_under_o
 
 
 def test_a_file_without_ids_is_the_same_work_again_unless_it_is_new_or_has_another_content(rk: Commands) -> None:
-    prepared(rk)
-
     def ids(file: str, *words: str) -> set[str]:
         summary(rk, file, "--results", "out.jsonl", "--force", *words, code=0)
         return set(results(rk.folder / "out.jsonl"))
@@ -106,12 +100,10 @@ def test_a_file_without_ids_is_the_same_work_again_unless_it_is_new_or_has_anoth
 
 
 def test_ids_that_failed_in_an_earlier_run_are_told_with_the_command_that_runs_them_again(rk: Commands) -> None:
-    prepared(rk)
     bad = [get("gone.txt", "bad"), get("gone.txt", "worse"), get("gone.txt", "theirs", tenant_id="acme")]
     file = lines(rk, *bad, get("a.txt", "good"))
     assert "job retry" not in rk("run", file, "--config", "reefknot.yaml").err, "they failed in this run"
     again = rk("run", file, "--config", "reefknot.yaml")
-
     assert "4 had finished in an earlier run" in again.err
     assert "--new" not in again.err, "it does nothing for lines with ids"
     assert "reefknot job retry --config reefknot.yaml bad worse\n" in again.err
@@ -125,7 +117,6 @@ def test_ids_that_failed_in_an_earlier_run_are_told_with_the_command_that_runs_t
 def test_no_more_ids_are_kept_than_are_compared(rk: Commands) -> None:
     """A repetition that is too far away is answered from the record; another job under the id is refused by it."""
     rk.environment.setattr(reading, "MOST_IDS", 3)
-    prepared(rk)
     named = [get("a.txt", name) for name in "abcdec"]
     found = rk("run", lines(rk, *named, named[0]), "--json", "--in-flight", "1")
     assert (found.json["succeeded"], found.json["rejected"]) == (6, 1)
@@ -152,7 +143,6 @@ async def test_reading_many_ids_takes_no_more_memory(tmp_path: Path, monkeypatch
 
 
 def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_gate(rk: Commands) -> None:
-    prepared(rk)
     file = lines(rk)
     assert rk("run", file, "--config", "gone.yaml").code == 78
     rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "true")
@@ -168,7 +158,6 @@ def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_ga
 @pytest.mark.parametrize("name", ["work.jsonl", "./work.jsonl", "hard.jsonl", "soft.jsonl"])
 @pytest.mark.parametrize("flags", [(), ("--force",)])
 def test_results_never_replace_the_input_whatever_name_it_has(rk: Commands, name: str, flags: tuple[str, ...]) -> None:
-    prepared(rk)
     file = rk.folder / lines(rk, get("a.txt"))
     before = file.read_bytes()
     (rk.folder / "hard.jsonl").hardlink_to(file)
@@ -180,7 +169,6 @@ def test_results_never_replace_the_input_whatever_name_it_has(rk: Commands, name
 
 
 def test_an_existing_results_file_is_replaced_with_force_alone_and_not_by_a_run_that_breaks_off(rk: Commands) -> None:
-    prepared(rk)
     file, out = lines(rk, get("a.txt")), rk.folder / "out.jsonl"
     out.write_text("precious\n")
     refused = rk("run", file, "--results", "out.jsonl")
@@ -238,9 +226,7 @@ async def ended(store: port.Store, how: WorkFailed | Quarantine | str) -> None:
     ],
 )
 @pytest.mark.real_time
-async def test_every_result_has_one_end(
-    status: ResultStatus, before: WorkFailed | Quarantine | str | None, end: str
-) -> None:
+async def test_every_result_has_one_end(status: ResultStatus, before: Any, end: str) -> None:
     tally = Tally()
     async with opening.open_store("memory:") as store:
         if before is not None:

@@ -59,10 +59,8 @@ def test_every_end_of_jobs_that_were_run_again_is_counted_from_one_source(rk: Co
     rk("submit", lines(rk, own.nap("late", 9, options={"timeout_ms": 50})))
     up_until_ended(rk, "late", module=own.module)
     assert rk("job", "retry", "late").code == 0
-    odd = {"assignment_id": "odd", "request_id": "r", "job": {"type": "fs.blob_get", "payload_ref": "elsewhere"}}
-    rk("submit", lines(rk, odd, own.nap("expired", 0, options={"deadline_ms": 1})))
-    ended = up_until_ended(rk, "late", "odd", "expired", module=own.module, as_json=True)
-    summary = json.loads(ended.out.splitlines()[-1])["summary"]
+    rk("submit", lines(rk, ODD, own.nap("expired", 0, options={"deadline_ms": 1})))
+    summary = summed(up_until_ended(rk, "late", "odd", "expired", module=own.module, as_json=True))
     assert (summary["timed_out"], summary["rejected"], summary["failed"], summary["cancelled"]) == (2, 1, 0, 0)
 
 

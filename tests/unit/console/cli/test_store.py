@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import apsw
 import pytest
 
 from reefknot.console.cli.store import PLAIN_SECTIONS
@@ -12,20 +11,13 @@ from reefknot.policy.sections import keys_of
 from reefknot.stores import opening, sqlite
 from reefknot.stores.sqlite.connection import VERSION
 from tests.unit.console.cli import work_items
-from tests.unit.console.cli.audit_events import attempt, recorded
+from tests.unit.console.cli.audit_events import attempt, change, recorded
 from tests.unit.console.cli.running import Commands
 
 
 @pytest.fixture
 def store(rk: Commands) -> Path:
     return recorded(rk.folder / ".reefknot" / "state.db")
-
-
-def execute(path: Path, *statements: str) -> None:
-    connection = apsw.Connection(str(path))
-    for statement in statements:
-        connection.execute(statement)
-    connection.close()
 
 
 @pytest.mark.parametrize(
@@ -40,14 +32,14 @@ def execute(path: Path, *statements: str) -> None:
     ids=["a changed event", "a key whose effect would run a second time"],
 )
 def test_what_was_changed_makes_the_check_fail(rk: Commands, store: Path, statement: str, said: str) -> None:
-    execute(store, statement)
+    change(store, statement)
     ended = rk("store", "check")
     assert (ended.code, said in ended.out) == (65, True)
 
 
 def test_a_damaged_page_makes_the_check_fail(rk: Commands) -> None:
     store = recorded(rk.folder / ".reefknot" / "state.db", [attempt(number) for number in range(200)])
-    execute(store, "PRAGMA wal_checkpoint(TRUNCATE)")
+    change(store, "PRAGMA wal_checkpoint(TRUNCATE)")
     data = bytearray(store.read_bytes())
     for place in range(len(data) // 2, len(data) // 2 + 4096):
         data[place] = 0x5A
@@ -83,7 +75,7 @@ def test_an_older_file_is_migrated_audited_and_a_dry_run_changes_nothing(rk: Com
 
 def test_a_file_of_a_newer_version_and_an_empty_one_are_refused_and_left_alone(rk: Commands, store: Path) -> None:
     rk.write("", "none.jsonl")
-    execute(store, "PRAGMA user_version = 99")
+    change(store, "PRAGMA user_version = 99")
     for words in ("store check", "store migrate", "store compact", "run none.jsonl", "dashboard --for 0"):
         ended = rk(*words.split())
         assert (ended.code, "version 99" in ended.err) == (78, True), words
@@ -95,7 +87,7 @@ def test_a_file_of_a_newer_version_and_an_empty_one_are_refused_and_left_alone(r
 
 
 def test_compacting_gives_space_back_and_a_dry_run_changes_nothing(rk: Commands, store: Path) -> None:
-    execute(
+    change(
         store,
         "CREATE TABLE filler (x)",
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100)"

@@ -13,11 +13,12 @@ from reefknot.queue.client import Client
 from reefknot.queue.model.messages import ExecAssignment
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.running import Commands
-from tests.unit.console.cli.steps import get, lines, prepared, up_until_ended
+from tests.unit.console.cli.steps import Folder, get, lines, prepared, up_until_ended
+
+pytestmark = pytest.mark.usefixtures("own")
 
 
-def test_what_is_submitted_is_kept_before_any_system_runs_and_work_for_later_runs_when_it_is_due(rk: Commands) -> None:
-    own = prepared(rk)
+def test_submissions_are_kept_before_a_system_runs_and_work_for_later_until_due(rk: Commands, own: Folder) -> None:
     step = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id")
     ended = rk(*step, "x")
     assert (ended.code, ended.out) == (0, "x\n")
@@ -31,7 +32,6 @@ def test_what_is_submitted_is_kept_before_any_system_runs_and_work_for_later_run
 
 def test_a_header_that_no_request_can_carry_is_refused_and_nothing_is_kept(rk: Commands) -> None:
     """By the flags and by a line of a file; a parameter that can be encoded is accepted."""
-    prepared(rk)
     for value, code in (("José", 2), ("a; filename=José", 0)):
         inputs = {"url": "https://example.org/", "headers": {"X-Name": value}}
         ended = rk("submit", "--type", "http", "--inputs", json.dumps(inputs), "--id", f"flags-{code}")
@@ -63,10 +63,7 @@ def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands) -> None:
     ],
     ids=["full", "interrupted"],
 )
-def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
-    rk: Commands, failure: BaseException, code: int, told: str
-) -> None:
-    prepared(rk)
+def test_a_file_that_breaks_off_tells_the_accepted_ids(rk: Commands, failure: Any, code: int, told: str) -> None:
     hand_in = Client.hand_in
 
     async def until_two(self: Client, assignment: ExecAssignment, **more: Any) -> Any:
@@ -84,13 +81,11 @@ def test_a_file_that_cannot_be_submitted_whole_tells_the_ids_that_were_accepted(
 
 
 def test_a_file_whose_name_looks_like_an_option_is_named_with_its_folder(rk: Commands) -> None:
-    prepared(rk)
     lines(rk, get("a.txt", "one"), name="--typ")
     assert rk("submit", "./--typ", "--json").json["handed_in"] == ["one"]
 
 
 def test_a_bad_line_and_an_id_of_another_job_are_mistakes_and_the_rest_is_submitted(rk: Commands) -> None:
-    prepared(rk)
     ended = rk("submit", lines(rk, get("a.txt", "one"), "not json", get("a.txt", "two")), "--json")
     assert (ended.code, ended.json["handed_in"], ended.json["mistakes"]) == (1, ["one", "two"], 1)
     assert "work.jsonl:2: not JSON" in ended.err
@@ -103,20 +98,17 @@ def test_a_bad_line_and_an_id_of_another_job_are_mistakes_and_the_rest_is_submit
 
 
 def test_work_for_later_is_listed_as_scheduled_with_its_due_time(rk: Commands) -> None:
-    prepared(rk)
     for name in ("x", "given-up"):
         ended = rk("submit", "--type", "fs.blob_get", "--id", name, "--in", "10m")
         assert (ended.code, ended.out, ", due at 20" in ended.err) == (0, f"{name}\n", True)
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).replace(microsecond=0)
     assert rk("submit", lines(rk, get("a.txt", "y")), "--at", tomorrow.isoformat()).code == 0
-
     jobs = {one["id"]: one for one in rk("job", "list", "--json").json["jobs"]}
     assert (jobs["x"]["state"], jobs["x"]["reason"]) == ("pending", "scheduled")
     assert 590 < jobs["x"]["due_in_s"] <= 600
     assert jobs["y"]["due_at"] == f"{tomorrow:%Y-%m-%dT%H:%M:%S}.000Z"
     listed = rk("job", "list").out
     assert ("scheduled" in listed, "in 10 min" in listed or "in 9" in listed) == (True, True)
-
     assert rk("job", "cancel", "given-up").code == 0
     assert [one["what"] for one in rk("job", "show", "given-up", "--json").json["history"]] == ["cancelled"]
     due = [name for name in ("x", "y", "given-up") if "due: scheduled" in rk("job", "show", name).out]
@@ -124,7 +116,6 @@ def test_work_for_later_is_listed_as_scheduled_with_its_due_time(rk: Commands) -
 
 
 def test_a_wait_that_ends_before_the_work_is_due_says_so_at_once(rk: Commands) -> None:
-    prepared(rk)
     step = ("submit", "--type", "fs.blob_get", "--wait", "--timeout", "0.1")
     late = rk(*step, "--id", "x", "--in", "1h")
     assert late.code == 75
@@ -135,7 +126,6 @@ def test_a_wait_that_ends_before_the_work_is_due_says_so_at_once(rk: Commands) -
 
 def test_a_local_time_that_the_clock_change_skips_is_not_taken_earlier(rk: Commands) -> None:
     """02:30 does not exist on that day in New York: the clock goes from 02:00 EST to 03:00 EDT."""
-    prepared(rk)
     year = datetime.now(UTC).year + 1
     sunday = next(day for day in (date(year, 3, n) for n in range(8, 15)) if day.weekday() == 6)
     with rk.environment.context() as inside:
@@ -149,7 +139,6 @@ def test_a_local_time_that_the_clock_change_skips_is_not_taken_earlier(rk: Comma
 
 
 def test_an_id_that_is_scheduled_already_keeps_its_due_time_and_that_is_said(rk: Commands) -> None:
-    prepared(rk)
     step = ("submit", "--type", "fs.blob_get", "--id", "x")
     first = rk(*step, "--in", "2h", "--json").json
     assert (first["handed_in"], first["existing"]) == (["x"], [])
@@ -164,13 +153,11 @@ def test_an_id_that_is_scheduled_already_keeps_its_due_time_and_that_is_said(rk:
 
 
 def test_an_id_that_has_ended_is_told_with_its_state_and_the_way_to_run_it_again(rk: Commands) -> None:
-    prepared(rk)
     file = lines(rk, get("a.txt", "good"), get("gone.txt", "bad"), get("a.txt", "off", tenant_id="acme"))
     rk("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--id", "off", "--tenant", "acme")
     assert rk("job", "cancel", "off", "--tenant", "acme").code == 0
     rk("run", file)
     ended = rk("submit", lines(rk, *map(json.loads, (rk.folder / file).read_text().splitlines()), get("a.txt", "new")))
-
     assert ended.code == 0
     assert "'good' was there already and is succeeded: to see its result: reefknot job show good" in ended.err
     assert "'bad' was there already and is failed: to run it again: reefknot job retry bad\n" in ended.err
@@ -181,7 +168,6 @@ def test_an_id_that_has_ended_is_told_with_its_state_and_the_way_to_run_it_again
 
 
 def test_only_the_first_of_many_ids_that_are_there_are_told_one_by_one(rk: Commands) -> None:
-    prepared(rk)
     file = lines(rk, *(get("a.txt", f"job-{number}") for number in range(25)))
     assert "25 submitted; list" in rk("submit", file).err
     again = rk("submit", file)

@@ -114,7 +114,6 @@ def test_a_connector_without_counts_has_zero_counts_whatever_else_is_counted(rk:
     rk.write(CONFIGURED)
     if has_counts:
         record({"connector": "local_files"}, {"connector": "counted_once"})
-
     for name in ("imap_mailbox", "own_notes", "team_wiki", "own_chat"):
         shown = rk("telemetry", "show", "--connector", name, "--json")
         assert (shown.code, shown.json, "nothing is counted" in shown.err) == (0, {"retry_metrics": {name: ZERO}}, True)
@@ -153,7 +152,6 @@ def test_a_damaged_record_is_named_with_a_way_out_and_replaced(rk: Commands, cap
     assert metrics(rk)["imap_mailbox"]["total_retries"] == 1
     assert "telemetry:imap_mailbox cannot be read" in caplog.text
     assert "its counts start again from zero" in caplog.text
-
     damage("imap_mailbox")
     assert rk("telemetry", "reset", "imap_mailbox").code == 0
     assert list(metrics(rk)) == ["local_files"]

@@ -236,9 +236,8 @@ def test_the_actions_of_a_group_are_for_the_jobs_of_its_row_alone(worked: Path) 
 
 
 def test_counts_of_filtered_work_are_of_all_jobs_and_without_a_system_no_chart_has_a_value_of_now(worked: Path) -> None:
-    everything, filtered, page = (
-        one.text for one in answers(worked, "/work?sort=oldest", "/work?state=pending", "/").values()
-    )
+    shown = answers(worked, "/work?sort=oldest", "/work?state=pending", "/")
+    everything, filtered, page = (one.text for one in shown.values())
     assert "<h2>Jobs</h2><p>3 pending" in everything
     assert "<h2>Jobs</h2><p>all jobs: 3 pending" in filtered
     for name in ("queued", "waits for", "in quarantine", "level, 0 healthy to 3 critical"):

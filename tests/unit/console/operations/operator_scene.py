@@ -1,9 +1,9 @@
-"""An operator over a store in memory, in virtual time, with a configuration of sources and schedules."""
+"""An operator over a store in memory, in virtual time, with sources and schedules; or over a store in a file."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from msgspec import structs
@@ -14,8 +14,10 @@ from reefknot.core.redaction import Redactor
 from reefknot.ingest import configured_sources, port, sources
 from reefknot.policy.settings import load_settings
 from tests.stories import InLoop
+from tests.unit.console.cli.audit_events import in_store
 from tests.unit.ingest.world import World, new_world, page
 
+R = TypeVar("R")
 SECRET = "tok-4711-hush-hush"
 CONFIG = """\
 sources:
@@ -71,3 +73,8 @@ def scene(tmp_path: Path, request: pytest.FixtureRequest) -> InLoop:
 
 def names_of(actions: Sequence[OperatorAction]) -> list[tuple[str, str | None, str]]:
     return [(one.action, one.subject, one.actor) for one in actions]
+
+
+def asked(path: Path, operation: Callable[[Operator], Awaitable[R]], *, secrets: Any = (), settings: Any = None) -> R:
+    """The answer to an operator over the store in this file."""
+    return in_store(path, lambda kept: operation(Operator(kept, Redactor(secrets), "ann", settings, f"sqlite:{path}")))

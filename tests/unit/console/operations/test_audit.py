@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,13 +19,13 @@ from reefknot.console.words.events import in_words
 from reefknot.core.redaction import Redactor
 from reefknot.errors import ParameterError
 from reefknot.policy.model.book import content_hash
-from reefknot.policy.settings import Settings, load_settings
-from reefknot.stores import opening, port
+from reefknot.policy.settings import load_settings
+from reefknot.stores import opening
 from reefknot.stores.sqlite.transaction import EVENTS_PER_BLOCK
 from reefknot.testing.conformance.harness import event
-from tests.unit.console.cli.audit_events import NOON, STORY, at, attempt, decision, in_store, recorded
+from tests.unit.console.cli.audit_events import NOON, STORY, at, attempt, change, decision, recorded
+from tests.unit.console.operations.operator_scene import asked
 
-R = TypeVar("R")
 BOOK: dict[str, Any] = {"operations": {"KV_GET": {"max_attempts": 9}}}
 
 
@@ -53,19 +52,6 @@ def path(tmp_path: Path) -> Path:
     return recorded(tmp_path / "state.db", TRAIL)
 
 
-def asked(
-    path: Path,
-    operation: Callable[[Operator], Awaitable[R]],
-    *,
-    secrets: tuple[str, ...] = (),
-    settings: Settings | None = None,
-) -> R:
-    def work(store: port.Store) -> Awaitable[R]:
-        return operation(Operator(store, Redactor(secrets), "ann", settings, f"sqlite:{path}"))
-
-    return in_store(path, work)
-
-
 def pages(path: Path, **given: Any) -> list[dict[str, Any]]:
     """The pages of a search, one after the other, to its end."""
 
@@ -81,12 +67,6 @@ def pages(path: Path, **given: Any) -> list[dict[str, Any]]:
 
 def numbers(found: list[dict[str, Any]]) -> list[int]:
     return [one["sequence"] for page in found for one in page["events"]]
-
-
-def change(path: Path, statement: str) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute(statement)
-    connection.close()
 
 
 def wanted(**fields: Any) -> list[int]:
@@ -136,8 +116,7 @@ def test_a_search_finds_each_event_once_newest_first_by_its_cursor(path: Path, m
 @pytest.mark.real_time
 async def test_a_search_until_a_time_begins_where_the_events_before_it_end(tmp_path: Path) -> None:
     """Also where one of them was written much later, as by a system whose log was away for a while."""
-    noon = int(NOON * 1000)
-    late = 4 * EVENTS_PER_BLOCK
+    noon, late = int(NOON * 1000), 4 * EVENTS_PER_BLOCK
     async with opening.open_store(f"sqlite:{tmp_path / 'state.db'}") as store:
         operator = Operator(store, Redactor(()))
         await store.audit.append([event("a", at=noon + number) for number in range(late)])
@@ -145,7 +124,6 @@ async def test_a_search_until_a_time_begins_where_the_events_before_it_end(tmp_p
         assert [one["sequence"] for one in found["events"]] == [50, 49, 48]
         assert found["looked_at"] <= EVENTS_PER_BLOCK
         assert (await search_events(operator, EventQuery(until="2026-01-25T11:00:00Z")))["looked_at"] == 0
-
         await store.audit.append([event("late", at=noon + 7)])
         newest = await store.audit.read(AuditQuery(until=noon + 50, newest_first=True, limit=2))
         assert [one.sequence for one in newest] == [late + 1, 50]
@@ -199,13 +177,10 @@ def printed(capsys: pytest.CaptureFixture[str], path: Path, verb: str) -> Any:
 
 
 @pytest.mark.parametrize("number", [None, 2, 42])
-def test_a_whole_log_is_verified_and_replayed_as_on_the_command_line(
-    path: Path, capsys: pytest.CaptureFixture[str], number: int | None
-) -> None:
+def test_a_log_is_verified_and_replayed_as_printed(path: Path, capsys: pytest.CaptureFixture[str], number: Any) -> None:
     if number is not None:
         change(path, f"UPDATE audit SET body = replace(body, '\"', ' \"') WHERE sequence = {number}")
-    verified = asked(path, verify_events)
-    again = asked(path, replay_events)
+    verified, again = asked(path, verify_events), asked(path, replay_events)
     assert printed(capsys, path, "verify").items() <= verified.items()
     assert verified["ok"] is (number is None)
     assert printed(capsys, path, "replay").items() <= again.items()

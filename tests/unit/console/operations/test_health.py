@@ -61,9 +61,6 @@ def examined(folder: Path, settings: Settings | None = None, work: Work | None =
     return asyncio.run(main())
 
 
-# ---- interpreter and extras ------------------------------------------------------------------------------------------
-
-
 def test_the_extras_are_the_packages_and_a_missing_one_is_a_warning_when_it_is_needed(tmp_path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(EXTRAS) == set(project["optional-dependencies"]) - {"all", "dev", "bench"}
@@ -96,9 +93,6 @@ def test_a_library_with_the_race_that_damages_files_is_a_warning(version: str, l
     found = examination.library_finding(version)
     assert found.level == level
     assert ("apsw" in found.way_out) is (level == "warning")
-
-
-# ---- configuration and secrets ---------------------------------------------------------------------------------------
 
 
 def test_a_secret_of_a_source_that_cannot_be_read_here_is_a_warning(tmp_path: Path) -> None:
@@ -149,9 +143,6 @@ def test_a_warning_of_the_configuration_is_a_finding_and_a_mistake_for_steps_is_
     assert (found["level"], found["text"]) == ("warning", settings.warnings[0])
     found = examined(tmp_path, written(tmp_path, "blocks: {fs: {roots: [.]}}\n"))["config"]
     assert (found["level"], found["cause"], "blocks.fs.roots" in found["text"]) == ("problem", "misconfigured", True)
-
-
-# ---- the store -------------------------------------------------------------------------------------------------------
 
 
 def test_an_open_store_is_examined_while_somebody_else_writes_it(tmp_path: Path) -> None:
@@ -206,9 +197,6 @@ async def test_a_store_in_memory_promises_nothing() -> None:
     assert found["durability"]["level"] == "warning"
 
 
-# ---- what processes left behind --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("gone", [True, False])
 def test_work_of_a_dead_process_is_a_warning_with_the_command_that_takes_it_over(tmp_path: Path, gone: bool) -> None:
     async def work(store: Store) -> None:
@@ -219,7 +207,6 @@ def test_work_of_a_dead_process_is_a_warning_with_the_command_that_takes_it_over
     opened = examined(tmp_path, work=work)["leases"]
     address = f"sqlite:{tmp_path / 'state.db'}"
     closed = by_check(asyncio.run(examine_address(address, None, shown="", redactor=Redactor(()))))["leases"]
-
     assert opened == closed
     if gone:
         assert (opened["level"], opened["way_out"]) == ("warning", "`reefknot up` takes it over")
@@ -315,9 +302,7 @@ async def changed_worker(store: Store, **changes: Any) -> None:
         ({"activity": {"id": "s", "audit_buffered": 7, "buckets": {"NOW": {"audit_lost": 3}}}}, "warning", "3 events"),
     ],
 )
-def test_events_that_a_running_system_holds_back_or_lost_are_a_warning(
-    tmp_path: Path, activity: dict[str, Any], level: str, said: str
-) -> None:
+def test_events_held_back_or_lost_are_a_warning(tmp_path: Path, activity: Any, level: str, said: str) -> None:
     async def work(store: Store) -> None:
         for system in await living_systems(store):
             await store.control.withdraw(system["system_id"])

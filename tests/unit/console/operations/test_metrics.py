@@ -58,9 +58,7 @@ async def worked(store: Store, *blocks: str) -> None:
 
 
 @pytest.mark.parametrize("is_system", [True, False])
-async def test_a_refused_submission_is_counted_by_a_running_system_alone_and_is_an_event_everywhere(
-    store: MemoryStore, is_system: bool
-) -> None:
+async def test_a_refusal_is_an_event_and_counted_by_a_running_system(store: MemoryStore, is_system: bool) -> None:
     """As docs/reference/metrics.md has it."""
     async with Activity(store, SystemClock()) if is_system else nullcontext():
         client = client_of(store, store.clock, size=1)

@@ -49,7 +49,6 @@ async def test_a_sync_is_queued_and_audited_and_a_second_request_names_the_same_
     assert (dry["job"], dry["queued"]) == (None, False)
     assert await scene.world.jobs.list("notes") == []
     assert await scene.actions() == []
-
     first = await sources.run_source(scene.operator, "notes")
     told = {"source": "notes", "queued": True, "existing": False, "running_system": False}
     assert first.items() >= told.items()
@@ -101,9 +100,7 @@ async def test_a_full_sync_begins_without_a_cursor_once_also_after_a_failed_firs
     ],
 )
 @pytest.mark.parametrize("full", [False, True])
-async def test_a_source_that_no_system_would_sync_is_refused_with_what_to_do(
-    scene: OperatorScene, record: dict[str, Any], text: str, full: bool
-) -> None:
+async def test_a_source_that_is_not_synced_is_refused(scene: OperatorScene, record: Any, text: str, full: bool) -> None:
     await scene.change("notes", **dict(record))
     with pytest.raises(OperationError, match=text) as refused:
         await sources.run_source(scene.operator, "notes", full=full)

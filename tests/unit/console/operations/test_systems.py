@@ -1,24 +1,22 @@
 """Workers and routers that run, and commands to them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from math import nan
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from reefknot.audit.model.event import OperatorAction
 from reefknot.console.operations import systems
-from reefknot.console.operations.operator import Operator, polled
-from reefknot.core.redaction import Redactor
+from reefknot.console.operations.operator import polled
 from reefknot.errors import OperationError, ParameterError
 from reefknot.queue.presence import living_systems
 from reefknot.stores.port import Store
 from tests.unit.console.cli import work_items
-from tests.unit.console.cli.audit_events import in_store
+from tests.unit.console.operations.operator_scene import asked
 
-R = TypeVar("R")
 LEAVING = {"draining": True, "leaving": True}
 """What a worker reports of itself when it was told to drain."""
 
@@ -27,13 +25,6 @@ LEAVING = {"draining": True, "leaving": True}
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(systems, "OBEY_WAIT_S", 0.2)
     return tmp_path / "state.db"
-
-
-def asked(path: Path, operation: Callable[[Operator], Awaitable[R]]) -> R:
-    def work(store: Store) -> Awaitable[R]:
-        return operation(Operator(store, Redactor(()), "ann", None, f"sqlite:{path}"))
-
-    return in_store(path, work)
 
 
 def actions(path: Path) -> list[OperatorAction]:
@@ -78,9 +69,7 @@ def test_where_nothing_runs_a_page_has_empty_lists_and_a_command_an_error_with_t
         (lambda operator: systems.reload_parts(operator, "router", "router-9"), "router"),
     ],
 )
-def test_what_is_not_known_or_never_ends_is_refused_and_nothing_is_sent(
-    path: Path, asks: Callable[[Operator], Awaitable[Any]], parameter: str
-) -> None:
+def test_what_is_not_known_or_never_ends_is_refused_and_nothing_is_sent(path: Path, asks: Any, parameter: str) -> None:
     work_items.reported_running(path, "worker-1")
     with pytest.raises(ParameterError) as refused:
         asked(path, asks)

@@ -70,8 +70,7 @@ async def told(
     payload: Any = None,
     **options: Any,
 ) -> dict[str, Any]:
-    store = scene.world.store
-    asked = AssignmentOptions(retry_count=2, **options)
+    store, asked = scene.world.store, AssignmentOptions(retry_count=2, **options)
     body = encode(ExecAssignment("order-7", "r", Job("http.request", payload or {"url": "x"}), options=asked))
     deadline = int(scene.world.clock.wall() * 1000) + asked.deadline_ms if asked.deadline_ms else None
     item = WorkItem("order-7", "http.request", "io@worker-1", payload=body, deadline_at=deadline)
@@ -217,9 +216,7 @@ async def test_a_crash_that_ends_in_quarantine_is_told_and_the_failure_before_it
         ({"url": "x", "headers": ["odd"]}, ("order-7/0", "step")),
     ],
 )
-async def test_the_key_is_the_one_that_the_request_sends(
-    scene: OperatorScene, payload: dict[str, Any], key: tuple[str, str]
-) -> None:
+async def test_the_key_is_the_one_that_the_request_sends(scene: OperatorScene, payload: Any, key: Any) -> None:
     found = await told(scene, BEGUN, payload=payload)
     assert (found["idempotency_key"], found["idempotency_key_from"]) == key
     assert found["assignment"]["job"]["payload"] == payload
@@ -325,9 +322,7 @@ async def test_the_time_is_that_of_the_request_only_if_it_sets_one(
     assert (found["attempts"][0]["field"], found["attempts"][0]["layer"]) == decided_by
 
 
-async def test_a_story_is_bounded_redacted_and_only_of_its_own_tenant(
-    scene: OperatorScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_story_is_bounded_redacted_and_private(scene: OperatorScene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "MOST_EVENTS", 4)
     events = [retried(n, n, decided(1, 0.5, message=f"no entry with {SECRET}")) for n in range(1, 7)]
     found = await told(scene, [*[structs.replace(one, tenant_id="acme") for one in events], *events])

@@ -50,7 +50,7 @@ async def ran(shop: Shop, *outcomes: Any, seconds: float = 50, **options: Any) -
 
 @pytest.mark.parametrize("retries_v2", [True, False])
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt("own"), Mine("own")])
-async def test_control_flow_that_a_block_raises_by_itself_fails_its_step_and_is_not_retried(
+async def test_control_flow_that_a_block_raises_ends_its_step_for_good(
     shop: Shop, error: BaseException, retries_v2: bool
 ) -> None:
     """Its lease is 60 s: within 50 s nothing but the step's own end can have answered."""
@@ -417,9 +417,8 @@ def test_the_place_is_in_the_module_of_ones_own_and_not_in_the_library_that_it_c
 
 
 def test_a_group_tells_of_its_first_exception_with_no_secret_and_bounded() -> None:
-    found = failures.failure_with_place(
-        raised(BaseExceptionGroup("two of them", [raised(KeyError("x")), ValueError("y")]))
-    )
+    two = BaseExceptionGroup("two of them", [raised(KeyError("x")), ValueError("y")])
+    found = failures.failure_with_place(raised(two))
     assert found.message.startswith("ExceptionGroup: two of them (2 sub-exceptions): KeyError: 'x' (in ")
     redactor.add_secrets(["hush-hush-4711"])
     try:

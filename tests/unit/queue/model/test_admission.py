@@ -94,7 +94,7 @@ def test_reject_at_overloaded_and_draining_hold_under_every_policy(policy: Rejec
         (Oldest("a", 6, 1), Arrival(5), {}, full()),
     ],
 )
-def test_drop_oldest_makes_room_at_the_bound_and_rejects_when_the_oldest_may_not_go(
+def test_drop_oldest_makes_room_or_rejects_if_the_oldest_stays(
     oldest: Oldest | None, arrival: Arrival, own: dict[str, Any], answer: Admission
 ) -> None:
     assert asked(1000, DROP, arrival, oldest=oldest, **own) == answer
@@ -140,9 +140,7 @@ def test_a_deferral_grows_in_a_straight_line_from_half_full_to_full() -> None:
         (750, 2.0, {}, Defer(1)),
     ],
 )
-def test_defer_puts_an_arrival_off_as_far_as_its_deadline_allows(
-    depth: int, deadline: float | None, own: dict[str, Any], answer: Admission
-) -> None:
+def test_defer_puts_an_arrival_off_as_its_deadline_allows(depth: int, deadline: Any, own: Any, answer: Any) -> None:
     assert asked(depth, DEFER, Arrival(0, deadline), **own) == answer
     assert Defer(15_000).message == "Assignment deferred for 15000ms"
 
@@ -189,9 +187,7 @@ def test_work_that_could_only_start_too_late_is_rejected(policy: RejectionPolicy
         (QueueView(40, 1, 20, 100.0, behind=30), 2000.0, 0.5, False),  # it overtakes thirty
     ],
 )
-def test_only_a_given_deadline_and_twenty_service_times_refuse_by_time(
-    view: QueueView, deadline: float | None, fraction: float | None, misses: bool
-) -> None:
+def test_only_a_deadline_and_twenty_times_refuse_by_time(view: Any, deadline: Any, fraction: Any, misses: bool) -> None:
     assert would_miss_deadline(view, Arrival(0, deadline), Rules(max_wait_fraction=fraction)) is misses
 
 
@@ -284,9 +280,7 @@ def test_what_is_told_is_never_milder_than_what_is(depths: list[int]) -> None:
         ([(0.0, C), (1.0, O), (3.0, O), (3.1, C)], [C, C, O, C]),
     ],
 )
-def test_people_are_told_of_a_higher_level_at_once_and_of_a_lower_one_when_it_has_lasted(
-    seen: list[tuple[float, OverloadStatus]], told: list[OverloadStatus]
-) -> None:
+def test_people_are_told_of_a_higher_level_at_once_and_of_a_lower_one_when_it_has_lasted(seen: Any, told: Any) -> None:
     assert HOLD_S == 2.0
     status, levels = HeldStatus(), []
     for now, measured in seen:

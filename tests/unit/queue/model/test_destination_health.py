@@ -17,13 +17,10 @@ CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.H
 
 
 def fails(
-    health: DestinationHealth,
-    *jobs: str,
-    at: float = 100.0,
-    every: float = 1.0,
-    rules: destination_health.DestinationRules = RULES,
-    traffic: Traffic = QUIET,
+    health: DestinationHealth, *jobs: str, at: float = 100.0, every: float = 1.0, **how: Any
 ) -> DestinationHealth:
+    rules, traffic = how.pop("rules", RULES), how.pop("traffic", QUIET)
+    assert not how
     for number, job in enumerate(jobs):
         health = failed(health, Permit(health.generation), at + number * every, rules, job=job, traffic=traffic)
     return health
@@ -180,10 +177,7 @@ def test_whatever_happens_one_probe_is_out_rests_are_bounded_and_replay_is_exact
         told = destination_health.BreakerInputs(
             now, RULES, health, permit=permit, ok=how == "ok", job=job, traffic=QUIET
         )
-        assert (
-            convert(json.decode(json.encode(to_builtins(told))), destination_health.BreakerInputs).decided()
-            == told.decided()
-        )
+        assert convert(json.decode(json.encode(to_builtins(told))), type(told)).decided() == told.decided()
         health = told.reported(permit)
         assert health.rests_until <= now + RULES.longest_rest
         assert len(health.failed_at) <= RULES.failures

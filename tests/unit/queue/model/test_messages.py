@@ -49,9 +49,7 @@ def refused(raw: bytes, headers: dict[str, str] | None = None) -> InvalidMessage
         (5_000, "9" * 16, 100_000, 5_000),
     ],
 )
-def test_a_deadline_by_the_workers_clock_counts_what_passed_on_the_way(
-    deadline_ms: int | None, header: str, wall_ms: int | None, left: int | None
-) -> None:
+def test_a_deadline_by_the_workers_clock_counts_the_way(deadline_ms: Any, header: str, wall_ms: Any, left: Any) -> None:
     options = {} if deadline_ms is None else {"deadline_ms": deadline_ms}
     found = read_assignment(body(options=options), {"deadline_at": header}, wall_ms)
     assert isinstance(found, ExecAssignment)
@@ -370,9 +368,8 @@ def test_an_assignment_that_was_built_here_is_checked_the_same_way() -> None:
 def test_the_baselines_ack_has_no_new_field_and_version_2s_has_each_even_when_it_is_nothing() -> None:
     ack = messages.ExecAssignmentAck("a", AckStatus.ACCEPTED, "Assignment queued")
     assert encode(ack) == b'{"assignment_id":"a","status":"accepted","message":"Assignment queued"}'
-    ack = messages.ExecAssignmentAck(
-        "a", AckStatus.REJECTED, "Queue full", OverloadStatus.HEALTHY, 0, "w1", "queue_full", 0
-    )
+    ack = structs.replace(ack, status=AckStatus.REJECTED, message="Queue full", overload_status=OverloadStatus.HEALTHY)
+    ack = structs.replace(ack, queue_depth=0, worker_id="w1", reason="queue_full", retry_after_ms=0)
     assert encode(ack) == (
         b'{"assignment_id":"a","status":"rejected","message":"Queue full","overload_status":"healthy","queue_depth":0,'
         b'"worker_id":"w1","reason":"queue_full","retry_after_ms":0}'
@@ -380,17 +377,13 @@ def test_the_baselines_ack_has_no_new_field_and_version_2s_has_each_even_when_it
 
 
 def test_the_baselines_result_has_only_what_always_goes_and_version_2s_every_field() -> None:
-    result = messages.ExecResult(
-        "a", "r", messages.ResultStatus.SUCCESS, "p", messages.ResultJob("x"), 0, 0, retries_used=0
-    )
+    job, R = messages.ResultJob("x"), messages.ResultStatus
+    result = messages.ExecResult("a", "r", R.SUCCESS, "p", job, 0, 0, retries_used=0)
     assert encode(result) == (
         b'{"assignment_id":"a","request_id":"r","status":"success","provider_id":"p","job":{"type":"x"},"latency_ms":0,'
         b'"cost":0,"retries_used":0}'
     )
-    first, ended = (
-        ("a", "r", messages.ResultStatus.ERROR, "p", messages.ResultJob("x")),
-        ("HTTP_ERROR", "boom", {"k": 1}),
-    )
+    first, ended = ("a", "r", R.ERROR, "p", job), ("HTTP_ERROR", "boom", {"k": 1})
     whole = messages.ExecResult(*first, 1.5, 0.25, "tr", "te", 1700000000000, 0, OverloadStatus.HEALTHY, "w", 2, *ended)
     assert encode(whole) == (
         b'{"assignment_id":"a","request_id":"r","status":"error","provider_id":"p","job":{"type":"x"},"latency_ms":1.5,'
@@ -425,9 +418,8 @@ def test_the_small_messages() -> None:
 
 def test_a_steps_request_and_result_have_the_documented_defaults() -> None:
     assert messages.StepRequest("x") == messages.StepRequest("x", {}, {}, 30_000, None)
-    assert messages.StepResult() == messages.StepResult(
-        messages.StepStatus.OK, ErrorCode.none, {}, "", {}, 0.0, 0, 0, OverloadStatus.HEALTHY
-    )
+    ok, load = messages.StepStatus.OK, OverloadStatus.HEALTHY
+    assert messages.StepResult() == messages.StepResult(ok, ErrorCode.none, {}, "", {}, 0.0, 0, 0, load)
     assert [status.value for status in messages.StepStatus] == ["ok", "error", "timeout", "cancelled"]
     assert [status.value for status in messages.ResultStatus] == ["success", "error", "timeout", "cancelled"]
     assert (messages.StepResult().ok, messages.StepResult(messages.StepStatus.TIMEOUT).ok) == (True, False)
@@ -436,9 +428,8 @@ def test_a_steps_request_and_result_have_the_documented_defaults() -> None:
 def test_a_steps_request_is_what_its_assignment_asks_for_by_either_name() -> None:
     job = {"type": "x", "payload": {"a": 1, "timeout_ms": 700}, "resources": {"class": "gpu"}}
     asked = read(job=job, options={"retry_count": 1, "retry": {"max_attempts": 4}})
-    assert messages.StepRequest.of(asked) == messages.StepRequest(
-        "x", {"a": 1, "timeout_ms": 700}, {"class": "gpu"}, 700, 4
-    )
+    wanted = messages.StepRequest("x", {"a": 1, "timeout_ms": 700}, {"class": "gpu"}, 700, 4)
+    assert messages.StepRequest.of(asked) == wanted
     assert messages.StepRequest.of(read()) == messages.StepRequest("http.request")
 
 
@@ -487,14 +478,8 @@ def test_a_header_that_no_request_can_carry_is_a_mistake(kind: str, headers: Any
     assert (found.field if isinstance(found, InvalidMessage) else "") == field
 
 
-KINDS: dict[str, Any] = {
-    "object": dict,
-    "string": str,
-    "integer": int,
-    "boolean": bool,
-    "null": type(None),
-    "number": (int, float),
-}
+KINDS: dict[str, Any] = {"object": dict, "string": str, "integer": int, "boolean": bool, "null": type(None)}
+KINDS |= {"number": (int, float)}
 KNOWN = {
     *("$schema", "$defs", "$ref", "title", "description", "default", "type", "properties", "required", "enum", "anyOf"),
     *("additionalProperties", "minimum", "maximum", "minLength", "maxLength", "items"),
@@ -572,11 +557,9 @@ def test_every_field_of_both_records_is_described() -> None:
 
 def test_results_match_their_schema() -> None:
     schema = result_schema()
-    least = messages.ExecResult("a", "r", messages.ResultStatus.SUCCESS, "w", messages.ResultJob("t"))
-    load = OverloadStatus.HEALTHY
-    whole = messages.ExecResult(
-        "a", "r", messages.ResultStatus.ERROR, "w", messages.ResultJob("t"), 1.5, 0, "trace", "acme", 1, 2, load, "w", 3
-    )
+    job, load, R = messages.ResultJob("t"), OverloadStatus.HEALTHY, messages.ResultStatus
+    least = messages.ExecResult("a", "r", R.SUCCESS, "w", job)
+    whole = messages.ExecResult("a", "r", R.ERROR, "w", job, 1.5, 0, "trace", "acme", 1, 2, load, "w", 3)
     whole = structs.replace(whole, error_code="HTTP_ERROR", error_message="500", output={"status_code": 500})
     for one in (least, whole):
         assert is_valid(json.loads(encode(one)), schema, schema)

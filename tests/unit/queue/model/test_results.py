@@ -17,14 +17,8 @@ from reefknot.queue.model.work import WorkItem, WorkState, vanished_reason
 from tests.rows import for_each_row
 
 S, R = WorkState, ResultStatus
-ASSIGNMENT = messages.ExecAssignment(
-    "a",
-    "r-1",
-    Job("test.step", {"n": 1}),
-    tenant_id="t",
-    correlation=messages.Correlation("trace"),
-    resource_class="cpu",
-)
+OF_TENANT: Any = {"tenant_id": "t", "correlation": messages.Correlation("trace"), "resource_class": "cpu"}
+ASSIGNMENT = messages.ExecAssignment("a", "r-1", Job("test.step", {"n": 1}), **OF_TENANT)
 
 
 def ended(state: WorkState = S.FAILED, **fields: object) -> WorkItem:
@@ -63,9 +57,7 @@ def test_a_stored_result_is_the_answer_as_it_was_stored(state: WorkState) -> Non
         ([S.SUCCEEDED], "", R.ERROR, ErrorCode.internal_error, None),
     ],
 )
-def test_an_end_without_a_result_is_told_by_its_reason(
-    states: list[WorkState], reason: str, status: ResultStatus, code: ErrorCode, message: str | None
-) -> None:
+def test_an_end_without_a_result_has_its_reason(states: Any, reason: str, status: Any, code: Any, message: Any) -> None:
     for state in states:
         answer = told(ended(state, reason=reason))
         assert (answer.status, answer.error_code, answer.error_message) == (status, code.wire, message)

@@ -58,9 +58,7 @@ def test_one_probe_at_a_time_after_the_rest() -> None:
     assert free_places(probed, now, running=0, limit=4) == 0, "another process has one under way"
     assert free_places(probed, now + source_health.LONGEST_PROBE_MS, running=0, limit=4) == 1, "that one is lost"
     assert free_places(source_health.probe_released(probed), now, running=0, limit=4) == 1
-    assert (source_health.probe_begun(NEW, NOW), source_health.probe_released(NEW)) == (NEW, NEW), (
-        "a healthy source needs none"
-    )
+    assert source_health.probe_begun(NEW, NOW) == source_health.probe_released(NEW) == NEW, "a healthy one needs none"
 
 
 def test_each_failed_probe_doubles_the_rest_up_to_the_longest() -> None:

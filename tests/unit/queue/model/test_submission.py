@@ -1,6 +1,7 @@
 """Submissions: who is kept, in whose place, who comes back later, and whose turn is next."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,10 +29,8 @@ def full(message: str = submission.FULL_MESSAGE, *, depth: int) -> Reject:
 def test_the_words_of_the_store_and_the_defaults() -> None:
     assert [stage.value for stage in submission.Stage] == ["submitted", "queued", "running", "scheduled"]
     assert SubmissionRules() == SubmissionRules(1000, 0.5, 0.5, preempt=True)
-    assert (submission.Capacity(), ServiceTime()) == (
-        submission.Capacity({}, None),
-        ServiceTime(0, submission.ASSUMED_MS),
-    )
+    assert submission.Capacity() == submission.Capacity({}, None)
+    assert ServiceTime() == ServiceTime(0, submission.ASSUMED_MS)
 
 
 def test_the_first_answers_outweigh_the_assumption_step_by_step() -> None:
@@ -85,9 +84,7 @@ def test_only_submissions_take_places_and_rows_without_number_are_left_out() -> 
         ([(S, 0, "", 5), (S, -1, "b", 5)], "", (0, "")),
     ],
 )
-def test_the_lowest_is_that_of_the_lowest_priority_and_there_of_who_holds_the_most(
-    rows: list[tuple[str, int, str, int]], tenant: str | None, lowest: tuple[int, str] | None
-) -> None:
+def test_the_lowest_is_of_the_lowest_priority_and_there_of_who_holds_most(rows: Any, tenant: Any, lowest: Any) -> None:
     assert OpenWork(rows).lowest(tenant) == lowest
 
 
@@ -150,7 +147,7 @@ def test_a_higher_priority_displaces_the_lowest_unless_that_is_switched_off() ->
     assert admit_submission(work, Arrival(20), SubmissionRules(size=10, preempt=False)) == full(depth=10)
 
 
-TINY = SubmissionRules(size=3, tenant_share=0.1)
+TINY, FIFTH = SubmissionRules(size=3, tenant_share=0.1), SubmissionRules(size=10, tenant_share=0.2)
 
 
 @for_each_row(
@@ -163,17 +160,10 @@ TINY = SubmissionRules(size=3, tenant_share=0.1)
         ([(0, "b", 1)], "a", TINY, Accept()),  # a share is one place at least
         ([(0, "b", 1), (0, "a", 1)], "a", TINY, full(submission.SHARE_MESSAGE, depth=2)),
         # both hold more than theirs: the share refuses before another one is displaced
-        (
-            [(0, "a", 5), (0, "b", 5)],
-            "b",
-            SubmissionRules(10, tenant_share=0.2),
-            full(submission.SHARE_MESSAGE, depth=10),
-        ),
+        ([(0, "a", 5), (0, "b", 5)], "b", FIFTH, full(submission.SHARE_MESSAGE, depth=10)),
     ],
 )
-def test_while_others_wait_no_tenant_holds_more_than_its_share(
-    rows: list[tuple[int, str, int]], tenant: str, rules: SubmissionRules, answer: Accept | Reject
-) -> None:
+def test_while_others_wait_no_tenant_holds_more_than_its_share(rows: Any, tenant: str, rules: Any, answer: Any) -> None:
     assert admit_submission(submitted(*rows), Arrival(0, tenant=tenant), rules) == answer
 
 
@@ -233,9 +223,7 @@ def test_work_that_would_begin_in_time_and_end_too_late_is_refused_as_well() -> 
         (behind(1000), Arrival(1, 1000.0), SubmissionRules()),  # nothing of its priority is before it
     ],
 )
-def test_no_one_is_refused_for_time_without_a_deadline_a_rule_a_worker_or_a_wait(
-    work: OpenWork, arrival: Arrival, rules: SubmissionRules
-) -> None:
+def test_none_is_refused_for_time_without_a_deadline_rule_worker_or_wait(work: Any, arrival: Any, rules: Any) -> None:
     assert admit_submission(work, arrival, rules) == Accept()
 
 

@@ -116,13 +116,11 @@ def test_an_end_keeps_what_is_known_drops_the_budget_and_counts_the_attempt_that
     spent = {"budget": Budget(2), "attempts": 2, "failure": '"old"'}
     done = {"state": S.SUCCEEDED, "attempts": 3, "result": '"r"', "failure": None, "budget": Budget()}
     assert settled(core.WorkDone('"r"'), **spent) == done
-
     ended = {"attempts": 3, "failure": '"f"', "result": '"r"', "budget": Budget()}
     failed = {**ended, "state": S.FAILED, "reason": "refused", "history": (HistoryEntry(51_000, "failed", "refused"),)}
     assert settled(core.WorkFailed('"f"', '"r"', "refused"), **spent) == failed
     bad = {**ended, "state": S.QUARANTINED, "reason": "bad", "history": (HistoryEntry(51_000, "quarantined", "bad"),)}
     assert settled(core.Quarantine("bad", '"f"', '"r"'), **spent) == bad
-
     told = {"result": "{}", "reason": "timeout", "budget": Budget(), "failure": None}
     rejected = {**told, "state": S.FAILED, "history": (HistoryEntry(51_000, "rejected", "timeout"),)}
     assert settled(core.WorkRejected("{}", "timeout"), **spent) == rejected, "no worker took it"
@@ -278,9 +276,7 @@ def submission(**changes: object) -> WorkItem:
 
 
 def to_worker(**changes: object) -> WorkItem:
-    item = WorkItem(
-        "a", "t", core.worker_class("io", "w1"), due_at=60_000, correlation_id="cor", admission="{}", payload=b"q"
-    )
+    item = WorkItem("a", "t", "io@w1", due_at=60_000, correlation_id="cor", admission="{}", payload=b"q")
     return structs.replace(item, **changes)
 
 
@@ -308,9 +304,7 @@ def test_a_submission_moves_to_a_worker_and_its_routers_claim_is_void() -> None:
     after = core.assigned(held, to_worker(), LATER)
     assert differences(held, after) == {**sent, "state": S.PENDING, "owner": "", "lease_until": 0}
     assert not holds(after, owner="router#1", fence=3)
-    assert core.assigned(submission(payload=b""), to_worker(), LATER).payload == b"q", (
-        "what was sent, if its own is gone"
-    )
+    assert core.assigned(submission(payload=b""), to_worker(), LATER).payload == b"q", "if its own is gone"
 
 
 def test_what_routers_went_through_is_not_charged_to_the_worker() -> None:
@@ -321,9 +315,8 @@ def test_what_routers_went_through_is_not_charged_to_the_worker() -> None:
         item = core.lease_ran_out(held, LATER, crash_limit=1_000_000_000)
     after = core.assigned(item, to_worker(), LATER)
     assert (after.crashes, after.budget) == (0, Budget())
-    assert (
-        core.lease_ran_out(core.started(after, owner="w", fence=2, lease_ms=500, now=LATER), LATER).state is S.PENDING
-    )
+    begun = core.started(after, owner="w", fence=2, lease_ms=500, now=LATER)
+    assert core.lease_ran_out(begun, LATER).state is S.PENDING
 
 
 def test_a_router_that_stops_is_not_an_interruption_of_the_work() -> None:

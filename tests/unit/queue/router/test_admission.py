@@ -16,10 +16,9 @@ from reefknot.queue.model.submission import Capacity, SubmissionRules
 from reefknot.queue.model.work import ROUTER, WorkState
 from reefknot.queue.router.service import Router
 from reefknot.queue.router.settings import LEASE_S, RENEWALS
-from tests.unit.queue.shops import answers, served, stored, told
+from tests.unit.queue.shops import ONE, answers, served, stored, told
 from tests.workshop import Shop, Step, work
 
-ONE = {"cpu": 1}
 ALL_OF_IT = SubmissionRules()
 
 
@@ -194,8 +193,7 @@ async def test_a_displaced_submission_ends_as_dropped_and_its_router_hears_by_it
 async def test_a_client_hears_at_once_that_its_submission_was_displaced(shop: Shop) -> None:
     client = Client(shop.store, shop.clock, size=1)
     low = await client.submit("test.step", priority=-10)
-    began = shop.clock.now()
-    waiting = asyncio.create_task(low.result(60))
+    began, waiting = shop.clock.now(), asyncio.create_task(low.result(60))
     await asyncio.sleep(0.1)
     await client.submit("test.step")
     assert (await waiting).error_code == "SYSTEM_OVERLOAD"

@@ -11,10 +11,9 @@ from reefknot.queue.client import Client
 from reefknot.queue.model.messages import ExecResult, ResultStatus
 from reefknot.queue.model.results import EXPIRED_MESSAGE, OVERDUE_MESSAGE, answer_of
 from reefknot.queue.router.service import Router
-from tests.unit.queue.shops import served, stored, told
+from tests.unit.queue.shops import ONE, served, stored, told
 from tests.workshop import Shop, Step, work
 
-ONE = {"cpu": 1}
 LONG: dict[str, Any] = {"timeout_ms": 10_000_000}
 
 

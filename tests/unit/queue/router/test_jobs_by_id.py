@@ -327,8 +327,7 @@ async def test_thousands_of_waiting_jobs_take_no_place_of_submissions_and_load_n
         await jobs.enqueue(*(IngestionJob(f"{source}/{n}", "own_sea", source) for n in range(MANY // 2)))
     await shop.router()
     worker = await shop.worker("w1", Step())
-    before = worker.snapshot()
-    client = Client(shop.store, shop.clock, size=3)
+    before, client = worker.snapshot(), Client(shop.store, shop.clock, size=3)
     handles = [await client.hand_in(work(f"a{n}")) for n in range(3)]
     async with asyncio.timeout(60):
         results = [await one.result(timeout=30) for one in handles]

@@ -16,10 +16,8 @@ from reefknot.queue.model.admission import OverloadStatus, Rules
 from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, ClassHealth, Heartbeat, ResultStatus
 from reefknot.queue.router import service
 from reefknot.queue.router.health import MOST_SHOWN, MOST_WORKERS, HealthTable
-from tests.unit.queue.shops import answers, served
+from tests.unit.queue.shops import ONE, answers, served
 from tests.workshop import OK, REFUSED, Shop, Step, work
-
-ONE = {"cpu": 1}
 
 
 async def beat(shop: Shop, name: str) -> None:

@@ -19,10 +19,9 @@ from reefknot.queue.router import completion, service
 from reefknot.queue.router.pending import ClaimedSubmission, Pending, PendingTable
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.sqlite import SqliteStore
-from tests.unit.queue.shops import answers, broken, sent, served, stored, told
+from tests.unit.queue.shops import ONE, answers, broken, sent, served, stored, told
 from tests.workshop import Shop, Step, work
 
-ONE = {"cpu": 1}
 AWAY = StoreUnavailableError("memory:", "it is away", "wait")
 
 

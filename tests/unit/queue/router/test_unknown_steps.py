@@ -15,7 +15,7 @@ from reefknot.queue.model.work import WorkState
 from reefknot.queue.router.dispatch import NO_CLASS
 from reefknot.queue.router.settings import PATIENCE_S
 from reefknot.runtime.processes import process_mark
-from tests.unit.queue.shops import answers, gone_process, made, ran, sent, served, stored, told
+from tests.unit.queue.shops import ONE, answers, gone_process, made, ran, sent, served, stored, told
 from tests.workshop import Shop, Step, work
 
 
@@ -131,9 +131,6 @@ async def test_a_paused_worker_begins_nothing_and_keeps_what_it_has_queued(shop:
     worker.resume()
     await asyncio.sleep(5)
     assert [name for name, _ in step.began] == ["runs", "waits"]
-
-
-ONE = {"cpu": 1}
 
 
 def of_class(name: str, assignment_id: str = "a", deadline_ms: int | None = None) -> ExecAssignment:

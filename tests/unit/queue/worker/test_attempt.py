@@ -156,8 +156,7 @@ async def test_a_result_that_cannot_be_sent_fails_and_the_worker_goes_on(shop: S
 async def test_a_cost_is_a_number_or_nothing(shop: Shop) -> None:
     given = (1.5, 2, "3", True, float("nan"), None)
     steps = [Step(StepResult(metadata={"cost": cost}), name=f"test.{n}") for n, cost in enumerate(given)]
-    await shop.worker("w1", *steps)
-    await sent(shop, *(work(step.type, job=step.type) for step in steps), wait=1)
+    await ran(shop, *steps, *(work(step.type, job=step.type) for step in steps), wait=1)
     assert [shop.result(step.type).cost for step in steps] == [1.5, 2, 0, 0, 0, 0]
 
 
@@ -200,8 +199,7 @@ async def test_small_work_always_gets_its_retries(shop: Shop) -> None:
 
 
 async def test_an_open_breaker_keeps_calls_away_and_then_lets_one_through(shop: Shop) -> None:
-    step = Step(REFUSED, seconds=0.0)
-    throttle = ThrottleSettings(enabled=False)
+    step, throttle = Step(REFUSED, seconds=0.0), ThrottleSettings(enabled=False)
     await shop.worker("w1", step, concurrency={"cpu": 4}, throttle=throttle, rules=Rules(size=100_000))
     for group in range(3):
         await sent(shop, *(work(f"a{group}-{n}", retry_count=0) for n in range(60)), wait=0.5)

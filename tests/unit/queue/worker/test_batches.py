@@ -13,7 +13,7 @@ from reefknot.queue.model.work import WorkState
 from reefknot.queue.port.work_queue import Held
 from reefknot.queue.worker import pool as pool_module
 from reefknot.queue.worker.service import Worker
-from tests.unit.queue.shops import ran, sent, stored
+from tests.unit.queue.shops import ONE, ran, sent, stored
 from tests.workshop import Shop, Step, work
 
 
@@ -26,9 +26,6 @@ class Slow:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
-
-    async def assign(self, items: Any, **named: Any) -> Any:
-        return await self._work.assign(items, **named)
 
     async def settle(self, settlements: Any) -> Any:
         await asyncio.sleep(self._writes)
@@ -55,7 +52,7 @@ class Counting(Slow):
     async def assign(self, items: Any, **named: Any) -> Any:
         self.count("assign", items)
         await asyncio.sleep(0.01)
-        return await super().assign(items, **named)
+        return await self._work.assign(items, **named)
 
     async def claim(self, n: int, claim: Any) -> Any:
         found = await super().claim(n, claim)
@@ -110,8 +107,7 @@ async def test_one_that_the_store_does_not_take_harms_no_other_of_its_group(shop
 
 async def test_one_report_that_the_store_does_not_take_harms_nobody_else_and_comes_later(shop: Shop) -> None:
     worker = await shop.worker("w1", Step())
-    queue = counted(worker, shop)
-    until = asyncio.get_running_loop().time() + 3
+    queue, until = counted(worker, shop), asyncio.get_running_loop().time() + 3
     queue.refuses = lambda name, given: (
         name == "settle" and any(one.id == "bad" for one in given) and asyncio.get_running_loop().time() < until
     )
@@ -229,9 +225,6 @@ async def test_nothing_is_claimed_ahead_before_steps_were_timed(shop: Shop) -> N
     assert worker.pools["cpu"].ahead() == 0
     await warm(shop)
     assert 0 < worker.pools["cpu"].ahead() <= pool_module.MOST_AHEAD
-
-
-ONE = {"cpu": 1}
 
 
 def mean_ms(worker: Worker) -> float:

@@ -19,10 +19,8 @@ from reefknot.queue.port.work_queue import Enqueue, Enqueued
 from reefknot.queue.router.submissions import Submissions
 from reefknot.queue.worker.intake import Intake
 from reefknot.queue.worker.pool import BoundedQueue
-from tests.unit.queue.shops import broken, ran, sent, stored, told
+from tests.unit.queue.shops import ONE, broken, ran, sent, stored, told
 from tests.workshop import REFUSED, Shop, Step, with_shop, work
-
-ONE = {"cpu": 1}
 
 
 async def busy(shop: Shop, size: int, waiting: int, **changes: Any) -> Any:
@@ -45,9 +43,8 @@ async def busy(shop: Shop, size: int, waiting: int, **changes: Any) -> Any:
 async def test_a_full_queue_refuses_with_reason_and_time(shop: Shop, policy: RejectionPolicy, message: str) -> None:
     await busy(shop, 3, 3, rules=Rules(size=3, policy=policy))
     await shop.send(work("late"))
-    refused = ExecAssignmentAck(
-        "late", AckStatus.REJECTED, message, OverloadStatus.CRITICAL, 3, "w1", "queue_full", 1000
-    )
+    level = OverloadStatus.CRITICAL
+    refused = ExecAssignmentAck("late", AckStatus.REJECTED, message, level, 3, "w1", "queue_full", 1000)
     assert shop.ack("late") == refused
     assert await shop.store.work.get("late") is None
     events = [event for event in await told(shop, Admission) if event.work_id == "late"]
@@ -395,9 +392,8 @@ def test_ten_at_once_at_a_queue_of_three_that_drops_the_oldest_drop_seven_and_re
 
 
 def test_an_arrival_is_as_old_as_its_admission_however_long_its_write_takes() -> None:
-    seen = after(
-        [(0, 15)] * 6 + [(0, 60), (0, 0)], "shared", Rules(size=3, policy=RejectionPolicy.DROP_OLDEST), late="a4"
-    )
+    burst, rules = [(0, 15)] * 6 + [(0, 60), (0, 0)], Rules(size=3, policy=RejectionPolicy.DROP_OLDEST)
+    seen = after(burst, "shared", rules, late="a4")
     assert seen.dropped == [f"a{n}" for n in range(5)], "a4 was admitted before a5, and written after it"
 
 

@@ -98,7 +98,10 @@ async def test_the_check_catches_an_end_of_the_worker_itself(shop: Shop, monkeyp
     assert any(WORKER_FAILED in one for one in wrong)
 
 
-@pytest.mark.parametrize("kind", [GeneratorExit, StopIteration, StopAsyncIteration, asyncio.CancelledError, SystemExit])
+FLOW = (GeneratorExit, StopIteration, StopAsyncIteration, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("kind", FLOW)
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_control_flow_is_answered_with_its_cause(shop: Shop, kind: type[BaseException], is_async: bool) -> None:
     async def awaited(inputs: Mapping[str, Any], context: port.BlockContext) -> None:
@@ -168,8 +171,7 @@ class Vandal(Step):
 
 async def vandalised(shop: Shop, *, itself: bool = False) -> tuple[Worker, Step]:
     """Three neighbours of ten seconds each, and one step that cancels everything of the worker after a second."""
-    spared = asyncio.all_tasks()
-    step = Step(seconds=10)
+    spared, step = asyncio.all_tasks(), Step(seconds=10)
     worker = await shop.worker("w1", step, Vandal(spared, itself=itself), concurrency={"cpu": 4})
     await sent(shop, *(work(f"n{n}") for n in range(3)), wait=1)
     await shop.send(work("bad", job="vandal"))

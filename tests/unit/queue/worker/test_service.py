@@ -14,10 +14,8 @@ from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.router.service import Router
 from reefknot.queue.worker import closing, service
-from tests.unit.queue.shops import ran, sent, stored, told
+from tests.unit.queue.shops import ONE, ran, sent, stored, told
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, work
-
-ONE = {"cpu": 1}
 
 
 async def cancel(shop: Shop, name: str, reason: str | None = None) -> None:
@@ -171,8 +169,7 @@ async def test_a_submission_is_no_left_work(shop: Shop, monkeypatch: pytest.Monk
     if careless:
         monkeypatch.setattr(closing, "is_workers", lambda item: True)
     await shop.store.work.enqueue([WorkItem("x", "test.step", resource_class="router", payload=encode(work("x")))])
-    await shop.worker("w1")
-    await sent(shop, work("x"), wait=3)
+    await ran(shop, work("x"), wait=3)
     item = await stored(shop, "x")
     taken, left = ("cpu@w1", WorkState.SUCCEEDED, 1), ("router", WorkState.PENDING, 0)
     assert (item.resource_class, item.state, item.attempts) == (taken if careless else left)

@@ -47,10 +47,8 @@ def place_of(worker: service.Worker, name: str = "somewhere") -> Destination:
 
 async def hurried(shop: Shop) -> service.Worker:
     """A busy destination that answers in 1 ms; then one after the other that hangs until its own 50 ms are over."""
-    worker = await shop.worker(
-        "w1", Step(seconds=0.001), concurrency={"cpu": 4}, throttle=NO_THROTTLE, rules=Rules(size=100_000)
-    )
-    await sent(shop, *(work(f"quick-{n}") for n in range(120)), wait=1)
+    busy: Any = {"concurrency": {"cpu": 4}, "throttle": NO_THROTTLE, "rules": Rules(size=100_000)}
+    worker = await ran(shop, Step(seconds=0.001), *(work(f"quick-{n}") for n in range(120)), wait=1, **busy)
     for number in range(2 * OPENS_AFTER):
         await sent(shop, work(f"cut-{number}", {"seconds": 60}, timeout_ms=50, retry_count=0), wait=0.06)
     return worker
@@ -225,8 +223,7 @@ async def test_an_attempt_that_was_lost_is_made_up_for_although_its_time_is_over
     first = await shop.worker("w1", Step(seconds=60), lease=LEASE)
     await sent(shop, work("good", timeout_ms=1000), work("bad", timeout_ms=1000, retry_count=100), wait=0.5)
     shop.vanish(first)
-    step = Step(OK, seconds=0.5)
-    failing = Step(REFUSED, seconds=0.5)
+    step, failing = Step(OK, seconds=0.5), Step(REFUSED, seconds=0.5)
 
     class Both(Step):
         async def run(self, inputs, context):  # type: ignore[no-untyped-def]

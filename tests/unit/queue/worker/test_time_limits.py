@@ -14,7 +14,7 @@ from reefknot.queue.model.messages import ExecAssignment, ResultStatus, StepResu
 from reefknot.queue.model.work import WorkState
 from reefknot.steps.port import BlockContext
 from reefknot.steps.python import BlockRegistry, PythonBlock, block
-from tests.unit.queue.shops import ran, sent, stored
+from tests.unit.queue.shops import ONE, ran, sent, stored
 from tests.workshop import OK, Shop, Step, work
 
 FILE = """
@@ -101,9 +101,6 @@ async def test_a_request_that_hangs_once_is_cut_off_and_tried_again(shop: Shop) 
     await ran(shop, step, work("a", job="http.request"), wait=60)
     assert shop.result("a").status is ResultStatus.SUCCESS
     assert [context.seconds for context in step.contexts] == [10.0, 10.0]
-
-
-ONE = {"cpu": 1}
 
 
 async def stubborn(inputs: Mapping[str, Any], context: BlockContext) -> dict[str, Any]:

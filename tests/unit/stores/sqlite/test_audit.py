@@ -94,8 +94,7 @@ async def test_a_walk_lets_the_write_ahead_log_be_folded_back(store: SqliteStore
 
 async def test_retention_during_a_walk_is_no_mismatch(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     await filled(store, 40)
-    calls = 0
-    real = store._context.read
+    calls, real = 0, store._context.read
 
     async def read(function: Any, **more: Any) -> Any:
         nonlocal calls

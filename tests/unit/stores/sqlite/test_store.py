@@ -177,9 +177,7 @@ async def zombie_writes(path: Path) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize("careless", [False, True], ids=["refused", "control: without asking for the version"])
-async def test_what_a_store_remembers_does_not_hide_what_another_one_wrote(
-    path: Path, monkeypatch: pytest.MonkeyPatch, careless: bool
-) -> None:
+async def test_a_store_sees_what_another_one_wrote(path: Path, monkeypatch: pytest.MonkeyPatch, careless: bool) -> None:
     if careless:
         monkeypatch.setattr(transaction.RecordCaches, "check", lambda caches, connection: None)
     assert await zombie_writes(path) == (not careless, not careless)
@@ -431,7 +429,7 @@ async def memory_and_file(folder: Path) -> AsyncIterator[tuple[Store, Store]]:
 
 
 @pytest.mark.parametrize("sizes", [(3,), (2, 7), (500, 4500)])
-async def test_pages_that_end_at_the_bound_go_on_without_a_gap_or_a_repetition(
+async def test_pages_go_on_without_gap_or_repetition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]
 ) -> None:
     for name in ("SCANNED", "LOOKED_UP"):

@@ -191,8 +191,7 @@ async def test_what_is_left_of_an_earlier_boot_goes_at_once_and_its_numbers_are_
 async def test_many_messages_share_few_transactions(fleet: Fleet) -> None:
     """A sender does not wait for the disk, message by message."""
     near, far = fleet.ends
-    line = far.subscribe("a")
-    before = fleet.stores[0].batches
+    line, before = far.subscribe("a"), fleet.stores[0].batches
     for number in range(500):
         await near.publish("a", str(number).encode())
     assert [await body(line) for _ in range(500)] == [str(number).encode() for number in range(500)]

@@ -46,8 +46,7 @@ async def test_spent_keys_go_in_small_transactions_and_live_ones_stay(path: Path
 
 async def test_a_key_that_was_claimed_after_the_look_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without a second look inside of the transaction, the new owner's key would go."""
-    clock = VirtualClock()
-    statement = upkeep._REMOVE
+    clock, statement = VirtualClock(), upkeep._REMOVE
 
     async def story(careless: bool) -> bool:
         async with opened(tmp_path / f"{careless}.db", clock, retention=10) as store:
@@ -71,8 +70,7 @@ async def test_a_key_that_was_claimed_after_the_look_stays(tmp_path: Path, monke
 
 
 async def test_a_refused_key_of_a_flood_does_not_walk_the_table(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = VirtualClock()
-    looked = 0
+    clock, looked = VirtualClock(), 0
     real = upkeep.make_room
 
     def counted(*arguments: Any, **more: Any) -> int:
@@ -97,12 +95,9 @@ async def test_a_refused_key_of_a_flood_does_not_walk_the_table(path: Path, monk
 
 
 @pytest.mark.parametrize("careless", [False, True], ids=["kept", "control: it may give way"])
-async def test_a_key_that_is_claimed_again_in_the_batch_that_makes_room_is_not_lost(
-    path: Path, monkeypatch: pytest.MonkeyPatch, careless: bool
-) -> None:
+async def test_a_key_claimed_as_room_is_made_stays(path: Path, monkeypatch: pytest.MonkeyPatch, careless: bool) -> None:
     """A newcomer makes room by removing spent keys; one of them is claimed again in the same transaction."""
-    clock = VirtualClock()
-    real = upkeep.make_room
+    clock, real = VirtualClock(), upkeep.make_room
     if careless:
         monkeypatch.setattr(upkeep, "make_room", lambda transaction, keep: real(transaction, keep=[]))
     async with opened(path, clock, retention=10, most_keys=2) as store:

@@ -74,7 +74,7 @@ async def blocked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]
     ("pause", "blocks"),
     [(3600.0, [True, False, False]), pytest.param(-3600.0, [True, True, True], id="control: no pause")],
 )
-async def test_after_blocking_in_vain_a_loop_does_not_block_for_a_while(
+async def test_a_loop_that_blocked_in_vain_rests(
     path: Path, monkeypatch: pytest.MonkeyPatch, pause: float, blocks: list[bool]
 ) -> None:
     monkeypatch.setattr(writer, "PAUSE_AFTER_TIMEOUT_S", pause)
@@ -98,7 +98,6 @@ async def test_a_request_with_company_hurries_no_later_one(store: SqliteStore, m
         due.clear()
         second = store._writer.submit(_nothing, ("second",), within=60)
         (ends_second,) = due
-
     ends_first[0](*ends_first[1:])
     assert (len(store._writer._unhurried), len(store._writer._submitted)) == (1, 0), "it has its own time"
     ends_second[0](*ends_second[1:])
