@@ -161,7 +161,7 @@ def let_acks_alone_tell_of_recovery(patch: pytest.MonkeyPatch) -> None:
     def never_better(self: HealthTable, beat: Heartbeat, now: float) -> str:
         classes = {}
         for name, said in beat.classes.items():
-            known = self.all().get(name, {}).get(beat.worker_id)
+            known = self._entries.get(name, {}).get(beat.worker_id)
             worst = max(said.status, said.status if known is None else known.status, key=lambda one: one.severity)
             classes[name] = msgspec.structs.replace(said, status=worst)
         return heard(self, msgspec.structs.replace(beat, classes=classes), now)

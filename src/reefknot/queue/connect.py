@@ -195,7 +195,9 @@ async def connected(address: ClientAddress) -> AsyncIterator[Client]:
     path = file_of(address.url)
     is_new = path is not None and _is_missing(path)
     if is_new and not address.create:
-        raise _no_store(address)
+        start = f"start a system there (reefknot up --engine {address.shown})"
+        way_out = f"{start}, name another store, or leave out create=False"
+        raise StoreMissingError(address.shown, "there is no store there, and create=False", way_out)
     nats = {**address.nats, "creates": False}
     async with AsyncExitStack() as stack:
         try:
@@ -219,13 +221,6 @@ def _is_missing(path: str) -> bool:
         return os.path.getsize(path) == 0
     except OSError:
         return not os.path.lexists(path)
-
-
-def _no_store(address: ClientAddress) -> StoreMissingError:
-    way_out = (
-        f"start a system there (reefknot up --engine {address.shown}), name another store, or leave out create=False"
-    )
-    return StoreMissingError(address.shown, "there is no store there, and create=False", way_out)
 
 
 # ---- without an event loop -------------------------------------------------------------------------------------------

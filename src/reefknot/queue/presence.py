@@ -372,14 +372,9 @@ def fleet_of(systems: Sequence[Status]) -> FleetFacts:
         routers=len(routers),
         workers=(*workers, *foreign.values()),
         sources=frozenset(name for one in systems for name in one.get("sources", ())),
-        unanswered={name: (worker, age) for one in routers for name, (worker, age) in _unanswered(one).items()},
+        unanswered={name: tuple(sent) for one in routers for name, sent in (one.get("unanswered") or {}).items()},
         is_shared=any(one.get("is_shared") for one in routers),
     )
-
-
-def _unanswered(router: Status) -> dict[str, tuple[str, float]]:
-    found: dict[str, tuple[str, float]] = router.get("unanswered") or {}
-    return found
 
 
 def _worker_facts(worker: Status, system: Status) -> WorkerFacts:

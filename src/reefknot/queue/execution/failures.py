@@ -52,7 +52,8 @@ from reefknot.steps.port import Block, StepRule
 def timeout_result(item: WorkItem, target: str, seconds: float, *, whole: bool) -> StepResult:
     """The result of an attempt that timed out: at its own limit, or (`whole`) at the end of all time for attempts."""
     if not whole:
-        code = _timeout_code(target)
+        family = target.partition(":")[2].partition(".")[0]  # of a network, or of a resource that did not answer
+        code = ErrorCode.resource_unavailable if family in ("fs", "sql") else ErrorCode.connection_timeout
         return StepResult(StepStatus.TIMEOUT, code, error_message=f"the attempt did not finish within {seconds:.3g} s")
     last = "" if item.failure is None else f"; before that: {last_error(item)}"
     message = f"the time for all attempts was over after {seconds:.3g} s of attempt {item.attempts + 1}{last}"
@@ -73,12 +74,6 @@ def ended_step(step: StepResult, reason: Reason, policy: RetryPolicy, failure: F
         return step
     last = f"{step.error_code.wire}: {step.error_message}" if step.error_message else step.error_code.wire
     return msgspec.structs.replace(step, error_message=f"{why}; the last error: {last}")
-
-
-def _timeout_code(target: str) -> ErrorCode:
-    """The time-out code of the block's family: a network, or a resource that did not answer."""
-    family = target.partition(":")[2].partition(".")[0]
-    return ErrorCode.resource_unavailable if family in ("fs", "sql") else ErrorCode.connection_timeout
 
 
 def failure_of_step(step: StepResult, exceptions: tuple[str, ...] = ()) -> Failure:

@@ -64,8 +64,8 @@ def written_assignment(
     for prefix, kind in _ENVELOPE.items():
         if prefix.partition(".")[0] not in value and prefix:
             continue
-        fields = _value_below(value, prefix)
-        for name in fields if isinstance(fields, dict | Mapping) else ():
+        fields = value_at(value, prefix)
+        for name in fields if isinstance(fields, Mapping) else ():
             if name not in kind.__struct_fields__:
                 field = f"{prefix}.{_shown_name(name)}".lstrip(".")
                 return InvalidMessage(f"{field}: {_unknown_field(str(name), prefix)}", field)
@@ -78,9 +78,13 @@ def _shown_name(name: object) -> str:
     return text if len(text) <= LONGEST_SHOWN_NAME else text[: LONGEST_SHOWN_NAME - 1] + "…"
 
 
-def _value_below(value: Any, prefix: str) -> Any:
-    for part in prefix.split(".") if prefix else ():
-        value = value.get(part) if isinstance(value, dict | Mapping) else None
+def value_at(value: Any, path: str) -> Any:
+    """The part of a record or mapping at this path of names; None where there is none."""
+    for part in path.split(".") if path else ():
+        if isinstance(value, Struct):
+            value = getattr(value, part, None)
+        else:
+            value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
 

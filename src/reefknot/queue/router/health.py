@@ -16,7 +16,6 @@ from msgspec import DecodeError, Struct, json
 from reefknot.core.checks import suggest
 from reefknot.core.clock import Clock
 from reefknot.errors import StoreError
-from reefknot.queue.model.admission import OverloadStatus
 from reefknot.queue.model.messages import (
     LONGEST_ID,
     ExecAssignment,
@@ -178,13 +177,11 @@ class HealthTable:
             if not by_id:
                 del self._entries[name]
         here = {worker_id for by_id in self._entries.values() for worker_id in by_id}
-        for worker_id in self._incarnations.keys() - here:
-            del self._incarnations[worker_id]
-        for worker_id in self._ahead_ms.keys() - here:
-            del self._ahead_ms[worker_id]
-        self.draining &= here
-        self._sharing &= here
-        self._leaving &= here
+        for known in (self._incarnations, self._ahead_ms):
+            for worker_id in known.keys() - here:
+                del known[worker_id]
+        for names in (self.draining, self._sharing, self._leaving):
+            names.intersection_update(here)
 
     def live(self, now: float) -> int:
         """The number of live workers, which share the fleet's throttle."""
@@ -208,13 +205,6 @@ class HealthTable:
     def classes(self, now: float) -> list[str]:
         """The classes of all live workers."""
         return sorted(name for name, by_id in self._entries.items() if any(not one.gone(now) for one in by_id.values()))
-
-    def status(self, worker_id: str, name: str) -> OverloadStatus | None:
-        one = self._entries.get(name, {}).get(worker_id)
-        return None if one is None else one.status
-
-    def all(self) -> dict[str, dict[str, WorkerHealth]]:
-        return {name: dict(by_id) for name, by_id in self._entries.items()}
 
     def shown(self, now: float) -> tuple[dict[str, dict[str, WorkerHealth]], int]:
         """

@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
-from typing import Any
 
 from msgspec import Struct, structs
 
@@ -26,6 +25,7 @@ from reefknot.queue.execution.events import expired_event
 from reefknot.queue.execution.settling import Claims
 from reefknot.queue.execution.tracing import submitting
 from reefknot.queue.model.admission import Reject, RejectReason
+from reefknot.queue.model.message_schema import value_at
 from reefknot.queue.model.messages import (
     AckStatus,
     ExecAssignment,
@@ -104,7 +104,7 @@ def validated(assignment: ExecAssignment, names: Mapping[str, str] | None = None
 
 def _refuse_non_json(assignment: ExecAssignment, called: Mapping[str, str]) -> None:
     for field in _FREE_FIELDS:
-        canonical(_value_at(assignment, field), called.get(field, field))
+        canonical(value_at(assignment, field), called.get(field, field))
 
 
 def _mistake(assignment: ExecAssignment, found: InvalidMessage, called: Mapping[str, str]) -> ParameterError:
@@ -112,16 +112,7 @@ def _mistake(assignment: ExecAssignment, found: InvalidMessage, called: Mapping[
     text = found.message.removeprefix(f"{found.field or 'the message'}: ")
     accepted = text.partition("accepted: ")[2] or text
     kind = ParameterTypeError if text.startswith("Expected") else ParameterError
-    return kind(called.get(field, field), _value_at(assignment, field), accepted)
-
-
-def _value_at(value: Any, field: str) -> Any:
-    for part in field.split("."):
-        if isinstance(value, Struct):
-            value = getattr(value, part, None)
-        else:
-            value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+    return kind(called.get(field, field), value_at(assignment, field), accepted)
 
 
 def check_same_job(assignment: ExecAssignment, known: Job) -> None:
@@ -367,15 +358,12 @@ class Submissions:
 # ---- callers of this process ----------------------------------------------------------------------------------------
 
 
-class _LocalSubmission:
+class _LocalSubmission(Struct, frozen=True, eq=False):
     """A submission that is being kept."""
 
-    __slots__ = ("assignment", "body", "kept")
-
-    def __init__(self, assignment: ExecAssignment, body: bytes) -> None:
-        self.assignment = assignment
-        self.body = body
-        self.kept: asyncio.Future[Enqueued | Reject] = asyncio.get_running_loop().create_future()
+    assignment: ExecAssignment
+    body: bytes
+    kept: asyncio.Future[Enqueued | Reject]
 
 
 class LocalCallers:
@@ -415,7 +403,7 @@ class LocalCallers:
         future = asyncio.get_running_loop().create_future()
         self._callers[name], self._jobs[name] = future, assignment.job
         self._undecided.add(name)
-        arrival = _LocalSubmission(assignment, body)
+        arrival = _LocalSubmission(assignment, body, asyncio.get_running_loop().create_future())
         self.batch.put(arrival)
         try:
             if not self.batch.served:  # a submission is stored even when its router does not run

@@ -67,8 +67,7 @@ class WorkerContext(OwnerContext, frozen=True, kw_only=True):
         await self._publish(ACK, encode(ack))
 
     async def send_result(self, work_id: str, body: bytes, generation: int) -> None:
-        one = WorkerMessage.of_result(work_id, body, generation)
-        await self._publish(one.subject, body, one.message_id)
+        await self._publish(RESULT, body, WorkerMessage.of_result(work_id, body, generation).message_id)
 
     async def repeat_result(self, result: ExecResult) -> None:
         await self._publish(RESULT, encode(result))

@@ -243,16 +243,9 @@ class Intake:
                 self._admissions.give_back(verdict, read, pool)
                 return await self._duplicate(read, pool)
         if isinstance(answer, Reject):
-            return await self._refuse(
-                read.assignment_id,
-                AckStatus.REJECTED,
-                answer.reason,
-                answer.message,
-                assignment=read,
-                pool=pool,
-                wait=answer.retry_after_ms,
-                inputs=verdict.inputs,
-            )
+            refusal, wait = (AckStatus.REJECTED, answer.reason, answer.message), answer.retry_after_ms
+            about: dict[str, Any] = {"assignment": read, "pool": pool, "inputs": verdict.inputs}
+            return await self._refuse(read.assignment_id, *refusal, wait=wait, **about)
         if isinstance(answer, AcceptDropping):
             return await self._evict_and_keep(answer, read, body, pool, verdict)
         (result,) = await self.keep([self._reserve(read, body, pool, verdict)])

@@ -189,22 +189,22 @@ async def test_heartbeats_of_150_000_invented_workers_leave_a_small_status_with_
     assert len(msgspec.json.encode(snapshot)) < 256 << 10
     assert len(health._ahead_ms) <= MOST_WORKERS
     assert not health.record_heartbeat(Heartbeat("w" * 300, 0, said), shop.clock.now())
-    assert "w" * 300 not in health.all()["cpu"]
+    assert "w" * 300 not in health._entries["cpu"]
 
 
 def test_workers_that_are_gone_are_forgotten_and_tables_have_bounds() -> None:
     table = HealthTable()
     said = {f"c{n}": ClassHealth(OverloadStatus.HEALTHY, 0, 0, 1) for n in range(100)}
     table.record_heartbeat(Heartbeat("w", 0, said, draining=True, incarnation="1"), 0.0)
-    assert len(table.all()) == 64
+    assert len(table._entries) == 64
     assert table.record_heartbeat(Heartbeat("w", 0, said, incarnation="2"), 1.0) == "restarted"
     assert not table.record_heartbeat(Heartbeat("w", 0, said, draining=True, incarnation="2"), 2.0)
     assert table.of_class("c1", {}) == []
     assert (table.gone(5.0), table.gone(5.1), table.live(5.0)) == (set(), {"w"}, 1)
     table.forget(100.0)
-    assert table.all()
+    assert table._entries
     table.forget(303.0)
-    assert (table.all(), table.draining) == ({}, set())
+    assert (table._entries, table.draining) == ({}, set())
 
 
 async def old_worker(shop: Shop, status: str, message: str | None = None) -> None:
