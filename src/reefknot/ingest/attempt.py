@@ -27,13 +27,7 @@ from reefknot.core.failure import ErrorCode, Failure, FailureType
 from reefknot.core.policy import RetryPolicy
 from reefknot.errors import SourceError, StalePositionError, StoreError
 from reefknot.ingest.jobs import IngestionJob
-from reefknot.ingest.sources import (
-    IngestionSource,
-    SourceRecord,
-    condition_event,
-    remembered_jobs,
-    with_health,
-)
+from reefknot.ingest.sources import IngestionSource, SourceRecord, condition_event, remembered_jobs, with_health
 from reefknot.ingest.sync import IngestionContext, JobExecution, MemoryFullError, StoppingError, SyncSummary
 from reefknot.queue.execution.decision_log import ERROR, INFO, DecisionLog
 from reefknot.queue.execution.events import end_event, quarantined_event, recovered_event, retry_event, snooze_event

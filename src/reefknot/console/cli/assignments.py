@@ -33,11 +33,7 @@ from msgspec import Struct
 from reefknot.console.cli.app import CommandError, Exit, UnknownOptionError
 from reefknot.core.redaction import Redactor
 from reefknot.queue.model.message_schema import UNKNOWN_FIELD, written_assignment
-from reefknot.queue.model.messages import (
-    LARGEST_MESSAGE,
-    ExecAssignment,
-    InvalidMessage,
-)
+from reefknot.queue.model.messages import LARGEST_MESSAGE, ExecAssignment, InvalidMessage
 from reefknot.runtime.seeds import new_id
 
 STDIN = "-"

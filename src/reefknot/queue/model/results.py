@@ -124,10 +124,8 @@ def answer_of(item: WorkItem | None) -> ExecResult | None:
     status, code, message = _end_of(item)
     _, _, worker_id = item.resource_class.partition("@")
     result = unrun_result(assignment_of(item), status, code, message, provider=worker_id or "router")
-    ran_ms = item.history[-1].ran_ms if item.history else 0
-    return msgspec.structs.replace(
-        result, latency_ms=ran_ms, retries_used=max(0, item.attempts - 1), timestamp=item.updated_at
-    )
+    ran_ms, retries = item.history[-1].ran_ms if item.history else 0, max(0, item.attempts - 1)
+    return msgspec.structs.replace(result, latency_ms=ran_ms, retries_used=retries, timestamp=item.updated_at)
 
 
 def _end_of(item: WorkItem) -> tuple[ResultStatus, ErrorCode, str]:

@@ -116,9 +116,8 @@ class Closing:
 
     def _broken(self, item: WorkItem, work: AcceptedWork, error: Exception) -> AttemptReport:
         text = printable(self._context.redactor(f"{type(error).__name__}: {error}"), most=300)
-        where = basename(raised_at(error)) or "an unknown place"
-        log, name = logger(), self._context.worker_id
-        log.error("%s: internal error in %s, %s; it goes to quarantine (%s)", name, item.id, where, text)
+        where, name = basename(raised_at(error)) or "an unknown place", self._context.worker_id
+        logger().error("%s: internal error in %s, %s; it goes to quarantine (%s)", name, item.id, where, text)
         return self._set_aside(item, work, WORKER_FAILED)
 
     def _set_aside(self, item: WorkItem, work: AcceptedWork, reason: str) -> AttemptReport:
