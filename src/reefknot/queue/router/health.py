@@ -127,10 +127,10 @@ class HealthTable:
 
     def record_ack(self, worker_id: str, name: str, ack: ExecAssignmentAck, now: float) -> None:
         """Update status and depth from an ack."""
-        told: dict[str, Any] = {} if ack.overload_status is None else {"status": ack.overload_status}
+        reported: dict[str, Any] = {} if ack.overload_status is None else {"status": ack.overload_status}
         if isinstance(ack.queue_depth, int):
-            told["queue_depth"] = ack.queue_depth
-        self._update(worker_id, name, heard_at=now, **told)
+            reported["queue_depth"] = ack.queue_depth
+        self._update(worker_id, name, heard_at=now, **reported)
 
     def record_result(self, worker_id: str, name: str, result: ExecResult, now: float) -> None:
         if result.overload_status is not None:
