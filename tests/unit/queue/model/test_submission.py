@@ -352,3 +352,20 @@ def test_work_for_later_is_bounded_by_count_and_by_tenant() -> None:
     assert isinstance(answer(("a", 100)), Reject)
     assert isinstance(answer(("a", 50), ("b", 1)), Reject), "beside others no more than its share"
     assert answer(("a", 49), ("b", 1)) == Accept()
+
+
+def test_each_arrival_of_a_batch_counts_for_those_after_it_and_a_class_is_read_once() -> None:
+    read: list[str] = []
+
+    def opened(pool: str) -> tuple[OpenWork, SubmissionRules | None]:
+        read.append(pool)
+        return submitted((0, "", 2)), SubmissionRules(size=2) if pool == "io" else None
+
+    batch, three = submission.BatchAdmission(opened), SubmissionRules(size=3)
+    answers = [batch.admit("cpu", None, Arrival(priority), three) for priority in (0, 0, 9, 9)]
+    assert answers == [Accept(), full(depth=3), Displace(0, ""), Displace(0, "")]
+    assert batch.admit("io", S, Arrival(), three) == full(depth=2), "the rules that a router has published come first"
+    assert [batch.admit("cpu", LATER, Arrival(), TINY) for _ in range(31)].count(Accept()) == 30, (
+        "with a bound of its own"
+    )
+    assert read == ["cpu", "io"]

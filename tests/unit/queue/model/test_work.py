@@ -382,6 +382,11 @@ def test_open_work_is_counted_at_its_stage_alone(resource_class: str, state: Wor
     assert core.stage_of(WorkItem("a", "t", resource_class, state=state)) is stage
 
 
+def test_admission_sees_the_priority_the_time_left_and_the_tenant_of_new_work() -> None:
+    assert core.arrival_of(submission(), NOW) == core.Arrival(2, -41_000.0, "ten")
+    assert core.arrival_of(WorkItem("a", "t"), NOW) == core.Arrival()
+
+
 _texts = st.text(alphabet="ab|%257C", min_size=1, max_size=8)
 _tenants = st.none() | _texts
 
