@@ -23,8 +23,6 @@ from reefknot.idempotency.ledger import claims, ledger
 from tests.rows import for_each_row
 
 pytestmark = pytest.mark.real_time
-
-
 Connect = Callable[[str], Any]
 DYING = Path(__file__).with_name("ledger_dying.py")
 

@@ -11,6 +11,7 @@ from msgspec import structs
 from reefknot.core.time import Moment
 from reefknot.errors import IllegalMoveError
 from reefknot.queue.model import work as core
+from reefknot.queue.model.admission import Arrival
 from reefknot.queue.model.messages import Cancel, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.queue.model.submission import EXPIRED, OVERDUE, Stage
 from reefknot.queue.model.versions import is_replaced, next_record, next_version, replaced, replaced_reason
@@ -20,7 +21,6 @@ from tests.rows import for_each_row
 NOW = Moment(1_000, 50_000)
 LATER = Moment(2_000, 51_000)
 S = WorkState
-
 ALLOWED = {
     S.PENDING: {S.RUNNING, S.CANCELLED, S.FAILED},
     S.RUNNING: {S.SUCCEEDED, S.FAILED, S.PENDING, S.QUARANTINED, S.CANCELLED},
@@ -383,8 +383,8 @@ def test_open_work_is_counted_at_its_stage_alone(resource_class: str, state: Wor
 
 
 def test_admission_sees_the_priority_the_time_left_and_the_tenant_of_new_work() -> None:
-    assert core.arrival_of(submission(), NOW) == core.Arrival(2, -41_000.0, "ten")
-    assert core.arrival_of(WorkItem("a", "t"), NOW) == core.Arrival()
+    assert core.arrival_of(submission(), NOW) == Arrival(2, -41_000.0, "ten")
+    assert core.arrival_of(WorkItem("a", "t"), NOW) == Arrival()
 
 
 _texts = st.text(alphabet="ab|%257C", min_size=1, max_size=8)
