@@ -28,8 +28,6 @@ from reefknot.stores.memory import MemoryStore
 from reefknot.stores.port import Store
 
 pytestmark = pytest.mark.real_time
-
-
 RULE = AlertThresholds("oldest_age", threshold=10, clear=5, for_seconds=0, what="age", advice="look", unit=" s")
 
 

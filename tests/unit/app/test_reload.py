@@ -20,8 +20,6 @@ from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.opening import open_store
 
 pytestmark = pytest.mark.real_time
-
-
 FILE = """\
 worker:
   retries: {{v2: {{enabled: true, default_policy: {{max_attempts: {retries}, base_delay_ms: 5, jitter_type: none}}}}}}

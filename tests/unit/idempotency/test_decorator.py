@@ -293,7 +293,7 @@ async def test_secrets_are_redacted_in_events_and_not_in_keys_or_results(url: st
 
 
 @pytest.mark.parametrize("setting", ["fail_open", "fail_closed", None])
-async def test_on_audit_failure_rules_a_failing_log(setting: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_on_audit_failure_says_how_to_fail(setting: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     charged: list[str] = []
 
     @rk.idempotent(key=lambda key: key, on_audit_failure=setting, name=f"charge.{setting}")

@@ -23,8 +23,6 @@ from reefknot.idempotency.ledger import claims, ledger
 from tests.rows import for_each_row
 
 pytestmark = pytest.mark.real_time
-
-
 Connect = Callable[[str], Any]
 DYING = Path(__file__).with_name("ledger_dying.py")
 
@@ -444,7 +442,7 @@ def test_a_busy_handler_of_the_callers_own_is_left_in_place(path: str) -> None:
 
 @pytest.mark.parametrize("connect", BEGINS_BY_ITSELF.values(), ids=BEGINS_BY_ITSELF.keys())
 @pytest.mark.parametrize("first_ends", ["well", "badly"])
-async def test_a_second_task_waits_for_the_first_beside_the_loop(connect: Connect, path: str, first_ends: str) -> None:
+async def test_a_second_task_waits_without_blocking_the_loop(connect: Connect, path: str, first_ends: str) -> None:
     """Both live in one loop: a driver that waited inside of its call would never let the first one end."""
     one, two = connect(path), connect(path)
     block = ledger(one).once("a")

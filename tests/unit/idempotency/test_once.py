@@ -156,7 +156,7 @@ ENDLESS.append(ENDLESS)
 
 @pytest.mark.parametrize("value", [object(), float("nan"), {"a": {1: float("inf")}}, lambda: None, ENDLESS])
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "remembered"])
-async def test_a_result_that_is_no_json_is_refused_but_kept_once(keys: Failing, value: object, recorded: bool) -> None:
+async def test_a_result_that_is_no_json_is_refused_not_repeated(keys: Failing, value: object, recorded: bool) -> None:
     effect = Effect(gives=value)
     keys.fails["finish"] = 0 if recorded else 6
     with pytest.raises(errors.NotJsonError):

@@ -25,7 +25,6 @@ worker:
 blocks:
   fs: {{roots: [files]}}
 """
-
 MODULE = """\
 import asyncio
 import reefknot as rk
@@ -46,7 +45,6 @@ async def nap(inputs, context):
     await asyncio.sleep(inputs["seconds"])
     return {{}}
 """
-
 _numbers = count(1)
 
 

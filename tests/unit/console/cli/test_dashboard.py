@@ -65,7 +65,7 @@ def test_the_usual_port_in_use_is_replaced_by_a_free_one(rk: Commands, taken: in
 
 
 @pytest.mark.parametrize("words", [("dashboard", "--for", "0"), ("up", "--for", "1")], ids=["dashboard", "up"])
-def test_an_address_has_its_token_on_a_terminal_alone_as_json_too(rk: Commands, store: Path, words: Any) -> None:
+def test_an_address_has_its_token_only_on_a_terminal_also_as_json(rk: Commands, store: Path, words: Any) -> None:
     rk.environment.setenv("REEFKNOT__DASHBOARD__PORT", "0")
     for form in ("text", "json"):
         elsewhere = rk(*words, "--log-format", form)
@@ -129,7 +129,7 @@ def test_a_configured_token_is_never_printed_and_without_it_each_start_makes_ano
     assert "#token" not in told.err + lines.err + system.err
 
 
-def test_a_missing_package_is_named_by_its_extra_and_a_dashboard_that_is_off_is_none(rk: Commands, store: Path) -> None:
+def test_a_missing_package_is_named_by_its_extra_and_a_dashboard_may_be_off(rk: Commands, store: Path) -> None:
     rk.environment.setattr(server, "NEEDED", ("starlette", "no_such_package"))
     ended, system = rk("dashboard", "--for", "0"), rk("up", "--for", "0")
     assert ended.code == 78

@@ -104,7 +104,7 @@ def test_what_is_no_payload_is_refused_and_nothing_is_changed(rk: Commands, stor
         ("nowhere.json", "nowhere.json: there is no such file"),
     ],
 )
-def test_no_file_is_refused_by_its_flag_as_are_several_jobs(rk: Commands, store: Path, name: str, said: str) -> None:
+def test_what_is_no_file_is_refused_as_are_several_jobs(rk: Commands, store: Path, name: str, said: str) -> None:
     ended = rk("quarantine", "requeue", "order", "--payload", name)
     assert ended.code == (66 if name == "nowhere.json" else 2)
     assert ended.err.startswith(f"reefknot: --payload: {said}")

@@ -35,7 +35,7 @@ def logged(capsys: pytest.CaptureFixture[str], flags: LogFlags, *, feed: bool = 
         ("error", ["at error"]),
     ],
 )
-def test_lines_below_a_level_are_not_printed(level: str, kept: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_below_a_level_are_left_out(level: str, kept: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     lines = logged(capsys, LogFlags(log_level=level, log_format="text"))
     assert (lines.pop(), [line.split(": ", 1)[1] for line in lines]) == ("a message", [*kept, "audited"])
     assert all(re.match(rf"{STAMP} [A-Z]+ reefknot", line) for line in lines)

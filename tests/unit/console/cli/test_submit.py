@@ -63,7 +63,7 @@ def test_a_queue_that_stays_full_is_reported_with_75(rk: Commands) -> None:
     ],
     ids=["full", "interrupted"],
 )
-def test_a_file_that_breaks_off_tells_the_accepted_ids(rk: Commands, failure: Any, code: int, told: str) -> None:
+def test_a_file_that_breaks_off_names_the_accepted_ids(rk: Commands, failure: Any, code: int, told: str) -> None:
     hand_in = Client.hand_in
 
     async def until_two(self: Client, assignment: ExecAssignment, **more: Any) -> Any:

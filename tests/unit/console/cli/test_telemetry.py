@@ -60,7 +60,6 @@ def metrics(rk: Commands, *words: str) -> Any:
 
 HOPELESS = {"failures": ["transient"] * 8, "quarantined": True, "times": 60}
 FINE = {"times": 100}
-
 ZERO: dict[str, Any] = {
     "total_retries": 0,
     "successful_retries": 0,

@@ -23,7 +23,7 @@ def store(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("words", [("worker", "list"), ("worker", "list", "--wide"), ("top", "--once")])
 @pytest.mark.parametrize("width", ["40", "80"])
-def test_unhealthy_levels_and_open_breakers_are_told_below(rk: Commands, store: Path, words: Any, width: str) -> None:
+def test_unhealthy_levels_and_open_breakers_have_a_line(rk: Commands, store: Path, words: Any, width: str) -> None:
     """In lines no wider than the terminal. A worker that is well, and a closed breaker, have none."""
     rk.environment.setenv("COLUMNS", width)
     places = {"worker_id": "worker-1", "throttled": True, "tokens": 0.5}

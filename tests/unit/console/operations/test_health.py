@@ -125,7 +125,7 @@ TLS = {"tls_certificate": "a", "tls_key": "b"}
         ({"host": "ops.example.org", **TLS}, "reader_token are missing"),
     ],
 )
-def test_a_public_dashboard_without_tls_or_token_is_wrong(tmp_path: Path, section: dict[str, Any], lacks: str) -> None:
+def test_a_public_dashboard_needs_tls_and_a_token(tmp_path: Path, section: dict[str, Any], lacks: str) -> None:
     settings = written(tmp_path, "")
     configuration = msgspec.structs.replace(settings.configuration, dashboard=DashboardSection(**section))
     found = examined(tmp_path, msgspec.structs.replace(settings, configuration=configuration))["dashboard"]

@@ -29,8 +29,6 @@ from tests.unit.audit.test_metrics import retry
 from tests.unit.console.operations.statuses import running
 
 pytestmark = pytest.mark.real_time
-
-
 DEPLOY = Path(__file__).parents[4] / "deploy"
 _NAME = re.compile(r"\breefknot_\w+")
 
@@ -142,8 +140,7 @@ async def test_a_scrape_reads_what_systems_counted_once(store: MemoryStore, monk
         return await listed(prefix)
 
     monkeypatch.setattr(store.values, "list", noted)
-    assert values((await scraped(store))["reefknot_alert_active"])["oldest_age",] == 1
-    assert read.count(PREFIX) == 1
+    assert (values((await scraped(store))["reefknot_alert_active"])["oldest_age",], read.count(PREFIX)) == (1, 1)
 
 
 async def test_without_the_package_its_extra_is_named(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,6 @@ from reefknot.queue.model.source_health import SourceCondition, SourceHealth, af
 
 NOW = 1_700_000_000_000
 RULES = source_health.HealthRules(failures=5, jobs=2, rest_ms=30_000, longest_rest_ms=900_000)
-
-
 NEW = SourceHealth()
 
 

@@ -354,22 +354,18 @@ def test_work_for_later_is_bounded_by_count_and_by_tenant() -> None:
     assert answer(("a", 49), ("b", 1)) == Accept()
 
 
-def test_the_arrivals_of_a_batch_count_for_those_after_them_and_each_class_is_read_once() -> None:
+def test_each_arrival_of_a_batch_counts_for_those_after_it_and_a_class_is_read_once() -> None:
     read: list[str] = []
-    room = {"io": SubmissionRules(size=2, tenant_share=1), "cpu": None}
 
-    def open_work(pool: str) -> tuple[OpenWork, SubmissionRules | None]:
+    def opened(pool: str) -> tuple[OpenWork, SubmissionRules | None]:
         read.append(pool)
-        return OpenWork([]), room[pool]
+        return submitted((0, "", 2)), SubmissionRules(size=2) if pool == "io" else None
 
-    batch = submission.BatchAdmission(open_work)
-
-    def verdict(pool: str, stage: submission.Stage | None, priority: int) -> object:
-        return batch.admit(pool, stage, Arrival(priority, None, "a"), TEN)
-
-    assert [verdict("io", None, 0), verdict("io", S, 5)] == [Accept(), Accept()]
-    assert isinstance(verdict("io", S, 0), Reject), "both places are taken, by nothing lower"
-    assert verdict("io", S, 5) == Displace(0, "a")
-    assert isinstance(verdict("io", S, 5), Reject), "the displaced one is gone, and its place is taken"
-    assert [verdict("cpu", LATER, 0) for _ in range(3)] == [Accept()] * 3, "without published rules the caller's hold"
-    assert read == ["io", "cpu"]
+    batch, three = submission.BatchAdmission(opened), SubmissionRules(size=3)
+    answers = [batch.admit("cpu", None, Arrival(priority), three) for priority in (0, 0, 9, 9)]
+    assert answers == [Accept(), full(depth=3), Displace(0, ""), Displace(0, "")]
+    assert batch.admit("io", S, Arrival(), three) == full(depth=2), "the rules that a router has published come first"
+    assert [batch.admit("cpu", LATER, Arrival(), TINY) for _ in range(31)].count(Accept()) == 30, (
+        "with a bound of its own"
+    )
+    assert read == ["cpu", "io"]

@@ -21,7 +21,6 @@ from tests.rows import for_each_row
 NOW = Moment(1_000, 50_000)
 LATER = Moment(2_000, 51_000)
 S = WorkState
-
 ALLOWED = {
     S.PENDING: {S.RUNNING, S.CANCELLED, S.FAILED},
     S.RUNNING: {S.SUCCEEDED, S.FAILED, S.PENDING, S.QUARANTINED, S.CANCELLED},
@@ -381,6 +380,11 @@ def test_a_submission_keeps_its_pool_with_a_worker_of_its_class_and_after_a_reca
 )
 def test_open_work_is_counted_at_its_stage_alone(resource_class: str, state: WorkState, stage: Stage | None) -> None:
     assert core.stage_of(WorkItem("a", "t", resource_class, state=state)) is stage
+
+
+def test_admission_sees_the_priority_the_time_left_and_the_tenant_of_new_work() -> None:
+    assert core.arrival_of(submission(), NOW) == Arrival(2, -41_000.0, "ten")
+    assert core.arrival_of(WorkItem("a", "t"), NOW) == Arrival()
 
 
 _texts = st.text(alphabet="ab|%257C", min_size=1, max_size=8)

@@ -15,7 +15,6 @@ from reefknot.testing.conformance.harness import event
 from tests.unit.stores.sqlite.stores_on_a_file import by_hand, opened
 
 pytestmark = pytest.mark.real_time
-
 ROWS = "SELECT count(*) FROM audit"
 
 

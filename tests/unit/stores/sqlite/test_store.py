@@ -24,7 +24,6 @@ from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
 from reefknot.stores.sqlite import SqliteStore, admission, idempotency, transaction, work
 from reefknot.stores.sqlite import store as sqlite_store
-from reefknot.stores.sqlite import work_rows as items
 from reefknot.stores.sqlite import work_rows as rows
 from reefknot.testing.conformance.harness import event
 from tests.unit.stores.sqlite.stores_on_a_file import by_hand, opened
@@ -216,12 +215,12 @@ async def test_a_backup_is_a_store_of_its_own_and_never_overwrites(store: Sqlite
 
 
 STATEMENTS = [
-    *(items._EXPIRED, items._LOAD, items._OLDEST_DUE, items._LOST_CLAIMS, items._CLASSES, items._KINDS),
+    *(rows._EXPIRED, rows._LOAD, rows._OLDEST_DUE, rows._LOST_CLAIMS, rows._CLASSES, rows._KINDS),
     *(admission._OLDEST_SUBMISSION, admission._OPEN_WORK, admission._SUBMITTERS, admission._QUEUED_TENANTS),
-    *(work._SOONEST, work._PROMOTE, admission._NEXT.format("ASC"), items._BY_SEQ.format("DESC")),
+    *(work._SOONEST, work._PROMOTE, admission._NEXT.format("ASC"), rows._BY_SEQ.format("DESC")),
     *(text for _, text in (*idempotency._UPDATE.texts, *idempotency._REPLACE.texts)),
-    *(items._PAGE.format(f"{one} AND resource_class = ?", "DESC") for ones in items._OF_CLASS.values() for one in ones),
-    items._PAGE.format(items._OF_STATE, "DESC"),
+    *(rows._PAGE.format(f"{one} AND resource_class = ?", "DESC") for ones in rows._OF_CLASS.values() for one in ones),
+    rows._PAGE.format(rows._OF_STATE, "DESC"),
     idempotency._LOAD,
     sqlite_store._END_EARLIER.format("work INDEXED BY work_leased", "running"),
 ]

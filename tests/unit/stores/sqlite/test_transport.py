@@ -19,7 +19,6 @@ from tests.stories import InLoop
 from tests.unit.stores.sqlite.stores_on_a_file import by_hand
 
 pytestmark = pytest.mark.real_time
-
 LONGEST_S = 20.0
 
 

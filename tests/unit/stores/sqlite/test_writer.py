@@ -21,7 +21,6 @@ from reefknot.stores.sqlite.transaction import SIZES, BulkStatement, Transaction
 from tests.unit.stores.sqlite.stores_on_a_file import by_hand, locked, opened, waits_for_the_lock
 
 pytestmark = pytest.mark.real_time
-
 TURNS = 200
 
 
