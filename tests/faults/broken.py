@@ -19,12 +19,11 @@ from reefknot.queue.worker.destinations import Destination, Outages
 from reefknot.queue.worker.pool import BoundedQueue
 from reefknot.stores.sqlite import admission
 from reefknot.stores.table import items as work_items
-from reefknot.stores.table import table as work_table
 
 Patch = Callable[[Any, str, Any], None]
 """Replaces an attribute: `setattr`, or one that remembers what was there."""
-ADMISSION, ORDER = (admission, work_table), (admission, work_items)
-"""The modules of the engines that import a decision by name: about admission, and about the order of work."""
+ORDER = (admission, work_items)
+"""The modules of the engines that import the decision about the order of work by name."""
 
 
 def _no_time_bound(patch: Patch) -> None:
@@ -34,8 +33,7 @@ def _no_time_bound(patch: Patch) -> None:
     def by_count(open_work: OpenWork, arrival: Any, rules: Any) -> Any:
         return admit(open_work, msgspec.structs.replace(arrival, deadline_ms=None), rules)
 
-    for engine in ADMISSION:
-        patch(engine, "admit_submission", by_count)
+    patch(submission, "admit_submission", by_count)
     _begin_hopeless(patch)
 
 
