@@ -30,22 +30,12 @@ def harness(nats_server: NatsServer) -> conformance.Harness:
     return harness_of(named(nats_server))
 
 
-class TestJetStreamIdempotency(conformance.IdempotencyContract): ...
-
-
-class TestJetStreamAuditLog(conformance.AuditLogContract): ...
-
-
-class TestJetStreamWorkQueue(conformance.WorkQueueContract): ...
-
-
-class TestJetStreamQuarantine(conformance.QuarantineContract): ...
-
-
-class TestJetStreamControl(conformance.ControlContract): ...
-
-
-class TestJetStreamValues(conformance.SharedValueContract): ...
+TestJetStreamIdempotency = conformance.IdempotencyContract
+TestJetStreamAuditLog = conformance.AuditLogContract
+TestJetStreamWorkQueue = conformance.WorkQueueContract
+TestJetStreamQuarantine = conformance.QuarantineContract
+TestJetStreamControl = conformance.ControlContract
+TestJetStreamValues = conformance.SharedValueContract
 
 
 class TestJetStreamTransport(conformance.TransportContract):

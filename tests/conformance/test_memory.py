@@ -19,22 +19,12 @@ def harness() -> conformance.Harness:
     return harness_of(opened)
 
 
-class TestMemoryIdempotency(conformance.IdempotencyContract): ...
-
-
-class TestMemoryAuditLog(conformance.AuditLogContract): ...
-
-
-class TestMemoryWorkQueue(conformance.WorkQueueContract): ...
-
-
-class TestMemoryQuarantine(conformance.QuarantineContract): ...
-
-
-class TestMemoryControl(conformance.ControlContract): ...
-
-
-class TestMemoryValues(conformance.ValueContract): ...
+TestMemoryIdempotency = conformance.IdempotencyContract
+TestMemoryAuditLog = conformance.AuditLogContract
+TestMemoryWorkQueue = conformance.WorkQueueContract
+TestMemoryQuarantine = conformance.QuarantineContract
+TestMemoryControl = conformance.ControlContract
+TestMemoryValues = conformance.ValueContract
 
 
 class TestMemoryTransport(conformance.TransportContract):

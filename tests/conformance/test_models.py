@@ -205,10 +205,8 @@ class Work(Machine):
         sign = -1 if newest else 1
         due = [name for name, entry in self.model.items() if entry[0] == "pending" and entry[1] <= self.wall()]
         due.sort(key=lambda name: (-self.model[name][6], sign * self.model[name][1], sign * self.model[name][7]))
-        call = self.store.work.claim(
-            n, WorkClaim(owner=owner, lease=10, newest_first=newest, crash_events=lambda _: [event("crashed")])
-        )
-        taken = self.run(call)
+        terms = WorkClaim(owner=owner, lease=10, newest_first=newest, crash_events=lambda _: [event("crashed")])
+        taken = self.run(self.store.work.claim(n, terms))
         assert [item.id for item in taken] == due[:n]
         for item in taken:
             entry = self.model[item.id]
@@ -224,13 +222,8 @@ class Work(Machine):
         held = self.held[-1 - which % len(self.held)]
         entry = self.model.get(held.id)
         soon = self.wall() + 2000
-        endings: dict[str, Settled] = {
-            "done": WorkDone("1"),
-            "again": TryAgain(soon),
-            "snooze": Snooze(soon),
-            "back": Interrupted(),
-            "aside": Quarantine("bad"),
-        }
+        endings: dict[str, Settled] = {"done": WorkDone("1"), "again": TryAgain(soon), "snooze": Snooze(soon)}
+        endings |= {"back": Interrupted(), "aside": Quarantine("bad")}
         settlement = Settlement(held.id, held.owner, held.fence, endings[how], (event(how),))
         ours = entry is not None and entry[0] == "running" and (entry[8], entry[3]) == (held.owner, held.fence)
         assert self.run(self.store.work.settle([settlement])) == [ours]

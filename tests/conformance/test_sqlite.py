@@ -19,22 +19,12 @@ def harness(tmp_path: Path, request: pytest.FixtureRequest) -> conformance.Harne
     return harness_of(opened)
 
 
-class TestSqliteIdempotency(conformance.IdempotencyContract): ...
-
-
-class TestSqliteAuditLog(conformance.AuditLogContract): ...
-
-
-class TestSqliteWorkQueue(conformance.WorkQueueContract): ...
-
-
-class TestSqliteQuarantine(conformance.QuarantineContract): ...
-
-
-class TestSqliteControl(conformance.ControlContract): ...
-
-
-class TestSqliteValues(conformance.SharedValueContract): ...
+TestSqliteIdempotency = conformance.IdempotencyContract
+TestSqliteAuditLog = conformance.AuditLogContract
+TestSqliteWorkQueue = conformance.WorkQueueContract
+TestSqliteQuarantine = conformance.QuarantineContract
+TestSqliteControl = conformance.ControlContract
+TestSqliteValues = conformance.SharedValueContract
 
 
 class TestSqliteTransport(conformance.TransportContract):

@@ -106,15 +106,9 @@ class Up(NamedTuple):
 @contextmanager
 def system(folder: Path, *, slots: int = 8, size: int = 1000, variant: str = "", on: str = "sqlite") -> Iterator[Up]:
     """A `reefknot up` in a process of its own, over a file or on a NATS server."""
-    settings: dict[str, Any] = {
-        "worker": {
-            "queue": {
-                "v2": {"enabled": True, "max_queue_size": size, "resource_pools": {"io": {"max_concurrency": slots}}}
-            },
-            "retries": {"v2": {"enabled": True}},
-        },
-        "blocks": {"http": {"allow": ["127.0.0.1"]}},
-    }
+    queue = {"enabled": True, "max_queue_size": size, "resource_pools": {"io": {"max_concurrency": slots}}}
+    worker = {"queue": {"v2": queue}, "retries": {"v2": {"enabled": True}}}
+    settings = {"worker": worker, "blocks": {"http": {"allow": ["127.0.0.1"]}}}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "reefknot.json").write_text(json.dumps(settings))
     program = ["tests.faults.broken", variant] if variant else ["reefknot"]

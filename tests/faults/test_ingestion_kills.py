@@ -32,10 +32,8 @@ def judge(life: Life) -> list[str]:
         return [f"a process failed: {life}"]
     wrong = []
     passed = {f"item-{n}" for n in range(int(left["cursor"] or "0") * PER_PAGE)} - {BAD}
-    if not passed <= set(left["documents"]):
-        wrong.append(
-            f"the cursor {left['cursor']} is ahead of its documents: {sorted(passed - set(left['documents']))}"
-        )
+    if missing := sorted(passed - set(left["documents"])):
+        wrong.append(f"the cursor {left['cursor']} is ahead of its documents: {missing}")
     if found["documents"] != ITEMS:
         wrong.append(f"documents lost or twice: {found['documents']}")
     if found["states"] != {"sync": "succeeded", "bad": "quarantined", "fine": "succeeded"}:
@@ -54,9 +52,8 @@ def test_a_killed_orchestrator_loses_nothing_and_keeps_nothing_twice(tmp_path: P
     calls = Counter(told(whole, "first", "calls"))
     assert calls.total() > 15
     assert set(calls) >= {"claim", "settle", "enqueue", "fetch", "fetch_item", "keep"}
-    points = [
-        (name, at, when) for name, times in calls.items() for at in range(1, times + 1) for when in ("before", "after")
-    ]
+    sides = ("before", "after")
+    points = [(name, at, when) for name, times in calls.items() for at in range(1, times + 1) for when in sides]
     lives = lived(tmp_path, [plan(at, when, of=name) for name, at, when in spread(points, 10)])
     assert [one for life in lives for one in judge(life)] == []
     survivors = [life["plan"] for life in lives if life["first_ended"] != KILLED]

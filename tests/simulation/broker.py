@@ -191,12 +191,9 @@ class Broker:
                 return {"type": "io.nats.jetstream.api.v1.account_info_response"}
             case ["STREAM", "NAMES"]:
                 wanted = asked.get("subject", ">")
-                every = self.streams.values()
-                return {
-                    "streams": [
-                        s.config["name"] for s in every if any(overlap(wanted, o) for o in s.config["subjects"])
-                    ]
-                }
+                every = [one.config for one in self.streams.values()]
+                found = [one["name"] for one in every if any(overlap(wanted, other) for other in one["subjects"])]
+                return {"streams": found}
             case ["STREAM", "CREATE", stream]:
                 return self._create(stream, asked)
             case ["STREAM", action, stream] | ["STREAM", "MSG", action, stream]:

@@ -13,13 +13,7 @@ from reefknot.queue.port.work_queue import Enqueued
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.jetstream import JetStreamStore
 from reefknot.stores.jetstream.commits import _ConflictError
-from reefknot.testing.conformance import AuditLogContract as TestModelAuditLog  # noqa: F401 - collected here
-from reefknot.testing.conformance import ControlContract as TestModelControl  # noqa: F401
-from reefknot.testing.conformance import Harness, TransportContract, TransportHarness
-from reefknot.testing.conformance import IdempotencyContract as TestModelIdempotency  # noqa: F401
-from reefknot.testing.conformance import QuarantineContract as TestModelQuarantine  # noqa: F401
-from reefknot.testing.conformance import SharedValueContract as TestModelValues  # noqa: F401
-from reefknot.testing.conformance import WorkQueueContract as TestModelWorkQueue  # noqa: F401
+from reefknot.testing import conformance
 from reefknot.testing.conformance.harness import event, event_types
 from tests.conformance.ends import harness_of, two_ends
 from tests.simulation.broker import Broker
@@ -38,13 +32,21 @@ def opened(clock: VirtualClock, **options: Any) -> Awaitable[JetStreamStore]:
 
 
 @pytest.fixture
-def harness(broker: Broker) -> Harness:
+def harness(broker: Broker) -> conformance.Harness:
     return harness_of(opened)
 
 
-class TestModelTransport(TransportContract):
+TestModelIdempotency = conformance.IdempotencyContract
+TestModelAuditLog = conformance.AuditLogContract
+TestModelWorkQueue = conformance.WorkQueueContract
+TestModelQuarantine = conformance.QuarantineContract
+TestModelControl = conformance.ControlContract
+TestModelValues = conformance.SharedValueContract
+
+
+class TestModelTransport(conformance.TransportContract):
     @pytest.fixture
-    def transports(self, broker: Broker) -> TransportHarness:
+    def transports(self, broker: Broker) -> conformance.TransportHarness:
         return two_ends(opened, 2)
 
 

@@ -293,10 +293,8 @@ class World:
 
     def _assignment(self, number: int) -> messages.ExecAssignment:
         rng = self.rng
-        plan = [
-            (rng.choice([0.01, 0.1, 0.5, 2.0, 5.0]), rng.choice(["ok", "ok", "ok", "raise", "busy", "denied"]))
-            for _ in range(4)
-        ]
+        seconds, ends = [0.01, 0.1, 0.5, 2.0, 5.0], ["ok", "ok", "ok", "raise", "busy", "denied"]
+        plan = [(rng.choice(seconds), rng.choice(ends)) for _ in range(4)]
         options = messages.AssignmentOptions(
             priority=rng.choice([0, 0, 0, 10, -10]),
             deadline_ms=rng.choice([None, None, 4000, 20000]),

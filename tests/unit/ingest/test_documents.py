@@ -75,11 +75,8 @@ async def test_a_newer_file_and_another_programs_file_are_refused_and_left_alone
     newer.close()
     await (await SqliteStore(tmp_path / "state.db", VirtualClock()).start()).close()
     (tmp_path / "notes.db").write_text("these are notes, and no database at all " * 30)
-    for name, words in (
-        ("newer.db", f"it has version {VERSION + 1}"),
-        ("state.db", "a database of another program"),
-        ("notes.db", "no database"),
-    ):
+    said = {"state.db": "a database of another program", "notes.db": "no database"}
+    for name, words in {"newer.db": f"it has version {VERSION + 1}", **said}.items():
         before = (tmp_path / name).read_bytes()
         with pytest.raises((errors.StoreVersionError, errors.StoreCorruptError), match=words):
             async with opened(tmp_path / name):

@@ -208,11 +208,9 @@ def test_a_docstring_that_begins_with_a_pronoun_or_a_question_word_is_found(chec
     source = f'"""{docstring}"""\nclass C:\n    """{docstring}"""\n    async def f(self):\n        """{docstring}"""\n'
 
     found = check({"m.py": source}, "first-words")
-    assert [text.split(" begins")[0] for text in found] == [
-        "src/pkg/m.py:1: first-words: docstring of the module",
-        "src/pkg/m.py:3: first-words: docstring of C",
-        "src/pkg/m.py:5: first-words: docstring of C.f",
-    ]
+    places = ((1, "the module"), (3, "C"), (5, "C.f"))
+    expected = [f"src/pkg/m.py:{line}: first-words: docstring of {name}" for line, name in places]
+    assert [text.split(" begins")[0] for text in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -276,9 +274,8 @@ def test_an_exemption_holds_while_it_has_a_reason_and_is_needed(check: Write, ke
     assert len(check(files, rule)) == 1
     assert check(files, rule, exempt={key: "a table"}) == []
     assert check(files, rule, exempt={key: " "}) == [f"{place}:1: {rule}: exempt without a reason"]
-    assert check({"m.py": "x = 1\n" * 60}, rule, exempt={key: "once"}) == [
-        f"{place}:1: {rule}: exempt, yet nothing is found there"
-    ]
+    unneeded = f"{place}:1: {rule}: exempt, yet nothing is found there"
+    assert check({"m.py": "x = 1\n" * 60}, rule, exempt={key: "once"}) == [unneeded]
 
 
 def test_every_rule_is_checked_unless_some_are_named(check: Write) -> None:

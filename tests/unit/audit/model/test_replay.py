@@ -51,15 +51,10 @@ def random_event(dice: random.Random) -> AnyEvent:
         non_retryable_exceptions=dice.choice([(), ("ValueError",)]),
         whole_seconds=dice.random() < 0.2,
     )
-    failure = Failure(
-        dice.choice(list(ErrorCode)),
-        dice.choice(list(FailureType)),
-        "it broke",
-        dice.choice([None, 429, 503]),
-        dice.choice([None, 0.0, dice.uniform(0, 400)]),
-        dice.choice([(), ("builtins.ValueError",), ("builtins.TimeoutError", "builtins.OSError")]),
-        dice.random() < 0.1,
-    )
+    code, failure_type = dice.choice(list(ErrorCode)), dice.choice(list(FailureType))
+    status, hint = dice.choice([None, 429, 503]), dice.choice([None, 0.0, dice.uniform(0, 400)])
+    raised = dice.choice([(), ("builtins.ValueError",), ("builtins.TimeoutError", "builtins.OSError")])
+    failure = Failure(code, failure_type, "it broke", status, hint, raised, dice.random() < 0.1)
     history = History(dice.randint(1, 8), dice.uniform(0, 60), dice.uniform(0, 5))
     draw = dice.random()
     more: dict[str, Any] = {
@@ -69,16 +64,15 @@ def random_event(dice: random.Random) -> AnyEvent:
     }
     decision = decide(policy, history, failure, draw, **more)
     record = DecisionRecord.of(decision, policy, history, failure, draw, **more)
-    kind, message = failure.code.wire, "it broke"
+    kind = failure.code.wire
     match decision:
         case Again(delay=delay):
-            tried: dict[str, Any] = {"attempt_number": history.attempts, "max_attempts": policy.max_attempts}
-            tried |= {"delay_seconds": delay, "exception_type": kind, "exception_message": message}
-            return RetryAttempt(timestamp=AT, decision=record, **tried)
+            tried = {"attempt_number": history.attempts, "max_attempts": policy.max_attempts, "delay_seconds": delay}
+            return retry_events.attempt(record, **tried, exception_type=kind, exception_message="it broke")
         case Stop(reason=reason):
             made = RetryRefused if reason in REFUSED else RetryExhausted
-            final: dict[str, Any] = {"final_exception_type": kind, "final_exception_message": message}
-            return made(timestamp=AT, total_attempts=history.attempts, reason=reason, decision=record, **final)
+            ended = {"total_attempts": history.attempts, "reason": reason, "final_exception_type": kind}
+            return retry_events.given_up(record, made, **ended, final_exception_message="it broke")
 
 
 def test_ten_thousand_recorded_decisions_come_out_the_same_to_the_byte() -> None:
@@ -411,15 +405,11 @@ def test_rules_by_the_longer_hash_of_older_logs_are_found() -> None:
 def test_codes_of_another_type_and_rules_or_inputs_that_do_not_fit_are_differences() -> None:
     content = {"size": "many"}
     hashed = content_hash(content)[: admission.HASH_DIGITS]
+    another_code = retried().replace(b'"event_code":"RK-101"', b'"event_code":"RK-102"')
+    of_io = rules_stored().replace(b'"resource_class":"cpu","rules_hash"', b'"resource_class":"io","rules_hash"')
     for bodies, said in (
-        (
-            [retried().replace(b'"event_code":"RK-101"', b'"event_code":"RK-102"')],
-            "event_code 'RK-102', decided again event_code 'RK-101'",
-        ),
-        (
-            [rules_stored().replace(b'"resource_class":"cpu","rules_hash"', b'"resource_class":"io","rules_hash"')],
-            "resource_class 'io', decided again resource_class 'cpu'",
-        ),
+        ([another_code], "event_code 'RK-102', decided again event_code 'RK-101'"),
+        ([of_io], "resource_class 'io', decided again resource_class 'cpu'"),
         ([encode(RulesStored(timestamp=AT, rules_hash=hashed, content=content))], "size"),
         ([rules_stored(), admitted(inputs={"view": {"depth": "deep"}, "rules_hash": HASHED})], "impossible inputs"),
         ([rules_stored(), admitted(queue_depth=None, overload_status=None)], "recorded queue_depth None"),

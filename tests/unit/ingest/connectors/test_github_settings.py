@@ -27,16 +27,9 @@ def test_a_repository_is_enough() -> None:
 
 
 def test_everything_may_be_given() -> None:
-    found = settings(
-        token="env:GITHUB_TOKEN",
-        base_url="https://ghe.example/api/v3/",
-        branch="refs/heads/work/next",
-        include=["docs/**"],
-        exclude=["*.lock"],
-        content=["issues", "files"],
-        max_bytes=5,
-        ca_file="ca.pem",
-    )
+    place = {"base_url": "https://ghe.example/api/v3/", "branch": "refs/heads/work/next", "ca_file": "ca.pem"}
+    chosen = {"include": ["docs/**"], "exclude": ["*.lock"], "content": ["issues", "files"], "max_bytes": 5}
+    found = settings(token="env:GITHUB_TOKEN", **place, **chosen)
 
     assert found.base_url == "https://ghe.example/api/v3"
     assert found.branch == "work/next"

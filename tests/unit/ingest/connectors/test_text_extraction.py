@@ -164,15 +164,9 @@ def test_a_helper_has_no_environment_and_writes_no_file(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("connector", [LocalFiles, ObsidianVault])
 def test_a_hostile_file_costs_itself_and_the_sync_goes_on(tmp_path: Path, connector: type[LocalFiles]) -> None:
     folder = Folder(tmp_path / "root", connector)
-    contents: dict[str, str | bytes] = {
-        "a.pdf": pdf("Reef knot"),
-        "b.docx": word("Sheet bend"),
-        "c.html": HTML,
-        "e.pdf": "only named so",
-        "d.txt": "Größe".encode("latin-1"),
-        "bomb.docx": word_bomb(),
-        "broken.pdf": b"%PDF-1.7 broken",
-    }
+    contents: dict[str, str | bytes] = {"a.pdf": pdf("Reef knot"), "b.docx": word("Sheet bend"), "c.html": HTML}
+    contents |= {"e.pdf": "only named so", "d.txt": "Größe".encode("latin-1")}
+    contents |= {"bomb.docx": word_bomb(), "broken.pdf": b"%PDF-1.7 broken"}
     for name, content in contents.items():
         folder.put(name, content)
 

@@ -11,7 +11,7 @@ from reefknot.core.failure import ErrorCode
 from reefknot.queue.model import failure_groups, messages, results
 from reefknot.queue.model.failure_groups import FailureGroups, failure_summary, fingerprint_of, has_error, normalised
 from reefknot.queue.model.messages import ExecResult, Executor, Job, ResultJob, ResultStatus, encode
-from reefknot.queue.model.results import DOWN, DROPPED, answer_of, assignment_of, down_reason, waits_for
+from reefknot.queue.model.results import DOWN, DROPPED, answer_of, assignment_of, down_reason, item_of, waits_for
 from reefknot.queue.model.submission import EXPIRED, OVERDUE
 from reefknot.queue.model.work import WorkItem, WorkState, vanished_reason
 from tests.rows import for_each_row
@@ -85,6 +85,11 @@ def test_the_provider_of_what_no_step_ended_is_the_one_named_the_worker_that_had
 
 
 def test_the_assignment_is_the_one_that_was_submitted_and_of_a_damaged_one_what_stands_beside_it() -> None:
+    item = item_of(ASSIGNMENT, encode(ASSIGNMENT), "cpu", begins_at=5_000, due_at=6_000)
+    assert (item.due_at, item.deadline_at, assignment_of(item)) == (6_000, None, ASSIGNMENT)
+    options = messages.AssignmentOptions(deadline_ms=300)
+    timed = item_of(msgspec.structs.replace(ASSIGNMENT, options=options), b"", "cpu", begins_at=5_000, due_at=6_000)
+    assert timed.deadline_at == 5_300
     assert assignment_of(ended()) == ASSIGNMENT
     for payload in (b"{broken", b"", b"[]", b"{}", b'{"assignment":{}}'):
         for trace in (None, "trace"):

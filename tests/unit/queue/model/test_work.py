@@ -10,6 +10,7 @@ from msgspec import structs
 
 from reefknot.core.time import Moment
 from reefknot.errors import IllegalMoveError
+from reefknot.queue.model import transitions
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Arrival
 from reefknot.queue.model.messages import Cancel, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
@@ -479,7 +480,20 @@ def test_without_a_reason_the_link_is_the_id_alone_and_only_quarantined_work_is_
     assert not is_replaced(WorkItem("a", "t", state=WorkState.DISCARDED))
 
 
-def test_an_arrival_has_the_time_that_is_left_and_no_tenant_is_the_empty_one() -> None:
-    item = structs.replace(fresh(), priority=3, deadline_at=NOW.wall + 500, tenant_id=None)
-    assert core.arrival_of(item, NOW) == Arrival(3, 500.0, "")
-    assert core.arrival_of(structs.replace(item, deadline_at=None, tenant_id="t"), NOW) == Arrival(3, None, "t")
+def test_a_transition_applies_to_the_states_that_allow_it_and_names_what_it_touches() -> None:
+    item, failed, done = aside(), running(state=S.FAILED), running(state=S.SUCCEEDED)
+    again, dropped = transitions.Requeue("ann", "mended"), transitions.Discard("ann", "old")
+    other, gone = transitions.Replace(b"new", "ann", "a typo"), transitions.Remove()
+
+    def outcomes(one: WorkItem) -> list[tuple[WorkItem, ...] | None]:
+        return [transitions.outcome(one, change, LATER) for change in (again, dropped, other, gone)]
+
+    requeued, discarded = (
+        core.requeue(item, LATER, who="ann", why="mended"),
+        core.discard(item, LATER, who="ann", reason="old"),
+    )
+    assert outcomes(item) == [(requeued,), (discarded,), replaced(item, b"new", LATER, who="ann", why="a typo"), ()]
+    assert outcomes(failed) == [(core.requeue(failed, LATER, who="ann", why="mended"),), None, None, None]
+    assert outcomes(done) == [None] * 4
+    touched = [transitions.records_of(["a", "acme|b"], change) for change in (dropped, other)]
+    assert touched == [["a", "acme|b"], ["a", "acme|b", "a~2", "acme|b~2"]]
