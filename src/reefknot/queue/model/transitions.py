@@ -67,7 +67,7 @@ def outcome(item: WorkItem, transition: Transition, now: Moment) -> tuple[WorkIt
             return (discard(item, now, who=who, reason=reason),)
         case Replace(payload=payload, who=who, why=why):
             return replaced(item, payload, now, who=who, why=why)
-        case Remove():
+        case _:
             return ()
 
 

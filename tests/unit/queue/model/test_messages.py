@@ -12,7 +12,14 @@ from msgspec import structs
 from reefknot.core.failure import ErrorCode
 from reefknot.queue.model import messages
 from reefknot.queue.model.admission import OverloadStatus
-from reefknot.queue.model.message_schema import WIRE, assignment_schema, result_schema, wire_schemas, written_assignment
+from reefknot.queue.model.message_schema import (
+    WIRE,
+    assignment_schema,
+    result_schema,
+    value_at,
+    wire_schemas,
+    written_assignment,
+)
 from reefknot.queue.model.messages import LONGEST_MS, AckStatus, ExecAssignment, InvalidMessage, encode, read_assignment
 from tests.rows import for_each_row
 
@@ -590,3 +597,9 @@ def test_the_schemas_of_the_wire_are_all_there_described_and_open_to_fields_of_n
     assert not is_valid(assignment | {"request_id": "x" * (messages.LONGEST_ID + 1)}, parts["ExecAssignment"], root)
     result = messages.ExecResult("a", "r", messages.ResultStatus.SUCCESS, "w1", messages.ResultJob("own.step"))
     assert is_valid(json.loads(encode(result)), parts["ExecResult"], root)
+
+
+def test_a_value_is_found_by_its_path_in_a_record_and_in_what_it_holds() -> None:
+    assignment = messages.ExecAssignment("a", "r", messages.Job("own.step", {"n": {"m": 1}}))
+    found = [value_at(assignment, path) for path in ("job.type", "job.inputs.n.m", "job.inputs.n.m.o", "nothing.there")]
+    assert (found, value_at(assignment, "")) == (["own.step", 1, None, None], assignment)
