@@ -148,7 +148,7 @@ SAME_IN_BOTH = ("kind", "assignment_id", "correlation_id", "trace_id", "pool", "
 """The fields of a filter that an item must have with the same value. Every store finds items by any of them."""
 
 
-class WorkFilter(Struct, frozen=True):
+class WorkFilter(Struct, frozen=True, repr_omit_defaults=True):
     """A filter for all work of a store. All given fields must match; an empty filter matches all."""
 
     state: WorkState | None = None
