@@ -601,5 +601,7 @@ def test_the_schemas_of_the_wire_are_all_there_described_and_open_to_fields_of_n
 
 def test_a_value_is_found_by_its_path_in_a_record_and_in_what_it_holds() -> None:
     assignment = messages.ExecAssignment("a", "r", messages.Job("own.step", {"n": {"m": 1}}))
-    found = [value_at(assignment, path) for path in ("job.type", "job.payload.n.m", "job.payload.n.m.o", "nothing.there")]
+    found = [
+        value_at(assignment, path) for path in ("job.type", "job.payload.n.m", "job.payload.n.m.o", "nothing.there")
+    ]
     assert (found, value_at(assignment, "")) == (["own.step", 1, None, None], assignment)
