@@ -105,7 +105,8 @@ def _launcher(env: Mapping[str, str]) -> socket.socket:
     if setup not in _launchers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [sys.executable, __file__, str(theirs.fileno())]
-        process = subprocess.Popen(words, env=dict(env), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        own = {name: value for name, value in env.items() if name != PATH}  # each command gets that of its own request
+        process = subprocess.Popen(words, env=own, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         process.returncode = 0  # it is not waited for
         theirs.close()
         atexit.register(ours.close)
@@ -193,10 +194,9 @@ def _become(request: dict[str, Any]) -> NoReturn:
         if os.isatty(0):
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # what is typed there is for this command, Ctrl-C too
     os.chdir(request["cwd"])
-    before = _python_path()
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.path[: 1 + len(before)] = [request["cwd"], *_python_path()]
+    sys.path[:1] = [request["cwd"], *_python_path()]
     sys.stdin = sys.__stdin__ = _stream(0, "r", "surrogateescape")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(1, "w", "surrogateescape")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, "w", "backslashreplace", lines=True)  # type: ignore[misc]

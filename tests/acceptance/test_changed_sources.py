@@ -85,7 +85,7 @@ def test_another_connector_gets_neither_the_cursor_nor_the_documents_of_the_one_
     module = ("--module", "greeting.py")
     done = notes("source", "run", "notes", *module)
     assert done.code == 78
-    assert "of the connector local_files, and it is greeting now" in done.err
+    assert "from the connector local_files, and it is greeting now" in done.err
     assert row(notes)["state"] == "other connector"
     assert notes("source", "search", "bowline").code == 0, "nothing is lost before somebody decides"
     done = notes("source", "run", "notes", *module, "--full")

@@ -81,7 +81,7 @@ def test_a_connector_without_a_test_is_said_to_be_not_tested(folder: Folder) -> 
     assert done.out.startswith("k: NOT TESTED: its settings are accepted, and nothing was reached: ")
     (found,) = folder.json("source", "test", "--module", "own_mistakes")["sources"]
     assert (found["ok"], found["tested"]) == (True, False)
-    assert "Exits with 0 when none of them fails" in folder("source", "test", "--help").out
+    assert "Exits with 0 when no source fails" in folder("source", "test", "--help").out
 
 
 def outcome_for_a_user(folder: Folder, *shut: Path) -> tuple[int, str]:

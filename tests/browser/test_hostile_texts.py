@@ -76,8 +76,10 @@ def _replaced(value: Any, text: str) -> Any:
         case dict():
             kept = {name: one for name, one in value.items() if name in ("kind", "unit")}
             return {name: _replaced(one, text) for name, one in value.items()} | kept
-        case list() | tuple():
-            return type(value)(_replaced(one, text) for one in value[:FEW])
+        case list():
+            return [_replaced(one, text) for one in value[:FEW]]
+        case tuple() if not hasattr(value, "_fields"):  # one with names is of the page, not of the store
+            return tuple(_replaced(one, text) for one in value[:FEW])
         case _:
             return value
 

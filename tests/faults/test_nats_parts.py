@@ -116,7 +116,7 @@ def test_the_late_results_of_a_frozen_worker_are_refused(tmp_path: Path, server:
     found, log = asyncio.run(frozen(tmp_path, server))
     assert judge(found) == []
     assert [found.effects[f"long{n}"] for n in range(3)] == [2, 2, 2]
-    assert "was lost" in log, log
+    assert "its result is dropped" in log, log
 
 
 # ---- repeated and swapped messages -----------------------------------------------------------------------------------
