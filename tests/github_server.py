@@ -7,8 +7,6 @@ has an ETag and counts against a rate limit, unless it is a 304. A test scripts 
 asked from `requests`.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Real IMAP servers for tests, as fixtures. A server that does not start is an error, never a skip."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

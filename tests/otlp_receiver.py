@@ -1,7 +1,5 @@
 """A collector of spans on loopback: OTLP over HTTP, decoded by OpenTelemetry's own messages."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

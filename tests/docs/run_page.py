@@ -19,8 +19,6 @@ Python between a line `<!-- run` and a line `-->` is run in its turn and not sho
 way. What the page shows must not need it: with `--visible` it is left out.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """The tables of the architecture name files that exist, and as many of them as they say."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

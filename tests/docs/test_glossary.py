@@ -1,7 +1,5 @@
 """The glossary names code that exists, and the source uses no word that was given up for one of the glossary."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Links between the pages lead somewhere, and every page can be found from the README."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache

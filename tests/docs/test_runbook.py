@@ -1,7 +1,5 @@
 """The runbook has every cause for which a job waits, and what it shows of a full disk is printed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

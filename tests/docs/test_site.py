@@ -1,7 +1,5 @@
 """`make docs`: the site builds strictly, loads nothing from elsewhere, and a broken link or a lost page fails it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -5,8 +5,6 @@ Every page runs in a process of its own, in an empty folder, with warnings as er
 imported once for all of them; the commands that a page gives to a shell, and the newcomer's pages, start cold.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -5,8 +5,6 @@ The page of the HTTP API has every route of the table with its summary, and that
 the wire, with its figures.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from itertools import product

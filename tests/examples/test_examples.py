@@ -1,7 +1,5 @@
 """Every example runs by itself, quickly, in an empty folder, with warnings as errors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

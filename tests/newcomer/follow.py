@@ -9,8 +9,6 @@ it has to be in what it prints. A command that this reader cannot follow is an e
 untried.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The public surface as type checkers see it. This file is not run: mypy and pyrig
 A wrong use carries both checkers' marks; a mark that is not needed is itself an error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """Virtual time belongs to one context; the wall time of a steady clock does not jump."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Every error says what is wrong in fields as well as in words, and survives the way to another process."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import pickle

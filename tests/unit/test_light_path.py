@@ -1,7 +1,5 @@
 """What `from reefknot import retry` loads, seen from a fresh interpreter."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ Such a name can change in any release of its package. So every package in the ta
 pyproject.toml, and a bound is raised only together with a green run of this file.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import inspect

@@ -1,7 +1,5 @@
 """A warm command is a process like any other: whatever a test may look at is as after a cold start."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

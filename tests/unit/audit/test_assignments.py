@@ -1,7 +1,5 @@
 """The events that every assignment has are small, and rules are written once, with the first admission that is kept."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

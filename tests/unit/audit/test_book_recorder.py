@@ -1,7 +1,5 @@
 """`BookRecorder`: the policy book is in the audit log, once."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """`kept_events`: copies, the stored book and the settings of a journal, as the configuration says."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """`FanOut`: several sinks as one, none of which holds back the others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """`Journal`: events are buffered with a bound, counted and logged when lost, and hold no secrets."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -5,8 +5,6 @@ What every log of audited events does is in `reefknot.testing.conformance`.
 """
 
 # ruff: noqa: ASYNC240 - the files are what is tested, and nothing else shares the loop
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """`EventCounters`: totals with bounded labels and the last 15 minutes, from events."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """The table of folders measures what it says: real files, read into the real store."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

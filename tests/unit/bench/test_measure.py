@@ -1,7 +1,5 @@
 """Taking turns, minima, batch sizes: the arithmetic of a measurement, with batches that only pretend to take time."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The store of the operators' bench holds what its questions look for, and every question is answered."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The policy tables measure what they say."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from subprocess import CalledProcessError

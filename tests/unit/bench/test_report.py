@@ -1,7 +1,5 @@
 """The text, the page and the exit code say what was measured, and nothing about whose machine it was."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The real tables run, and every retrier in them does what it was ordered to do."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterator

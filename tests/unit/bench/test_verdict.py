@@ -1,7 +1,5 @@
 """A slow contestant is flagged, a fast one is not, and the limit itself is met."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.verdict import AheadOf, AtMostSeconds, AtMostTimes, Target, judge

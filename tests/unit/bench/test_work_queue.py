@@ -1,7 +1,5 @@
 """procrastinate is measured when its server starts, and its absence is told; a job left undone is no figure."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Alert rules: an alert is raised once beyond the threshold for a while, and resolved once within `clear`."""
 
-from __future__ import annotations
-
 import pytest
 
 from reefknot.core.alert_rules import (

@@ -1,7 +1,5 @@
 """Backoff: waits, draws, and strategies of other packages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from math import inf, isfinite, nan
 from typing import Any

@@ -1,7 +1,5 @@
 """The retry throttle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf, nan

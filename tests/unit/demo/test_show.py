@@ -1,7 +1,5 @@
 """The show: a Ctrl-C that Python drops still ends it."""
 
-from __future__ import annotations
-
 import signal
 import weakref
 

@@ -1,7 +1,5 @@
 """The guided tour of retrying: it shows what it says, ends by itself, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,7 +1,5 @@
 """A store whose calls fail on demand, and what a test needs to look at its events."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """`@idempotent`: a function whose effect is guarded by a key, and the store in scope."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

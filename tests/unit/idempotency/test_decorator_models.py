@@ -1,7 +1,5 @@
 """`@idempotent` with models: pydantic's, attrs', dataclasses and Structs, as arguments and as results."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass

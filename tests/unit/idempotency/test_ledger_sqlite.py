@@ -1,7 +1,5 @@
 """Mode txn on SQLite: the effect and its record commit together, or neither does."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3

@@ -1,7 +1,5 @@
 """One effect per key: claim, act under a lease, record outside of the act."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

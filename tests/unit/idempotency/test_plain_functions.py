@@ -1,7 +1,5 @@
 """`@idempotent` on a plain `def`: the store is awaited elsewhere, the work runs in the thread that called."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

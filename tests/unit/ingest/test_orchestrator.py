@@ -1,7 +1,5 @@
 """The orchestrator: pages, cursors, retries, quarantine, limits, shutdown."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from math import inf

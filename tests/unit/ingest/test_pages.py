@@ -1,7 +1,5 @@
 """The check of a page: what a connector got wrong is refused by its name, for good, and all that is right passes."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, date, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """Jobs of sources that a person requeues, edits or cancels."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

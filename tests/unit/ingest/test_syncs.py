@@ -1,7 +1,5 @@
 """Syncs: no item is forgotten, progress renews the budget, limits and outages spend nothing, a stalled sync ends."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from itertools import pairwise

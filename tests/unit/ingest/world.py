@@ -1,7 +1,5 @@
 """A world for ingestion in virtual time: a store in memory, a sink that counts, and connectors made of functions."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence

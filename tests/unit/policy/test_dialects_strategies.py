@@ -1,7 +1,5 @@
 """Strategies by name: built in, or offered by an installed package."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path

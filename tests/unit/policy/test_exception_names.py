@@ -1,7 +1,5 @@
 """Exceptions by name: what is said of a name is what happens to the exception."""
 
-from __future__ import annotations
-
 import asyncio
 import builtins
 import concurrent.futures

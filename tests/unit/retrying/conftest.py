@@ -1,7 +1,5 @@
 """A budget of log lines for each test: budgets belong to names, and many tests use the same ones."""
 
-from __future__ import annotations
-
 import pytest
 
 

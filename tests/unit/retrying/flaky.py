@@ -1,7 +1,5 @@
 """Functions that fail a set number of times, and count their calls; and the ways to retry them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Exceptions that are hard to read: attributes that raise, odd values, groups that are very deep."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Time limits of attempts: cancelled in async code, abandoned in threads, and told from a cancellation from outside."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable

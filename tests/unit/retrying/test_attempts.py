@@ -1,7 +1,5 @@
 """The loop around a block of code."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

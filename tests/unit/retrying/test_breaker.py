@@ -1,7 +1,5 @@
 """The circuit breaker: on its own, and as `breaker=`."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator

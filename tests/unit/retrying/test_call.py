@@ -1,7 +1,5 @@
 """A failing call: nested retries, why it ended, waits, log lines and hooks."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import logging

@@ -1,7 +1,5 @@
 """Functions that a caller gives: arity at decoration, hooks around each attempt, waits by the error; and durations."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import operator

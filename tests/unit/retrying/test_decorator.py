@@ -1,7 +1,5 @@
 """`@retry` on everything that can be called, and one request's override."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import gc

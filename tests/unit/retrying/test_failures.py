@@ -1,7 +1,5 @@
 """Exceptions as failures: hints, statuses, attributes that raise, repeated texts, and what is retried by default."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from email.utils import format_datetime
 from enum import Enum

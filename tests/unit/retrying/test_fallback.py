@@ -1,7 +1,5 @@
 """`fallback=`: the value that a caller gets when the retrier gives up."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Whatever an exception is like, it is retried as its class says, and the caller gets that very object back."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

@@ -1,7 +1,5 @@
 """What a retrier may be asked to do. Mistakes are told at decoration, with the caller's own words."""
 
-from __future__ import annotations
-
 import pydoc
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Retries because of a result: `on_result=`, and `raise_result=` for the last one."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`Retrier`: call, acall, run, arun, using."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

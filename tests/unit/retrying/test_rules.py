@@ -1,7 +1,5 @@
 """`on=`: classes, predicates, classifiers, groups, and nonsense."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """Counters of a decorated function, and the switch that turns retries off."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Async retries under Trio and under anyio on both loops: waits, deadlines, limits, breakers, loops, cancellation."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import sqlite3

@@ -1,7 +1,5 @@
 """Every option of a retry under Trio, and under anyio on both loops: what an event loop may change, and must not."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Awaitable, Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Waits of the caller's choice (`wait=`), and waits that an event ends (`stop=`)."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """The wrapped function: what is tried again, what is kept alive, and what passes through."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

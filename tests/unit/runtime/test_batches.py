@@ -1,7 +1,5 @@
 """Many small writes as one: what goes together, what a failure does, and what an end leaves."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

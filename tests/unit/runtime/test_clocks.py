@@ -1,7 +1,5 @@
 """Time that passes when nobody waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import signal

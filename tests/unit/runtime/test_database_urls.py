@@ -1,7 +1,5 @@
 """`sqlite:` URLs: each spelling names one file, and the same one wherever a store is named."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Spare files of processes that were killed are removed, those of living ones are not."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

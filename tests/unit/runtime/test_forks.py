@@ -1,7 +1,5 @@
 """A fork waits until nothing is in use, and in its child every store lets go. Real ones: tests/integration."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

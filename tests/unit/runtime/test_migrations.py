@@ -1,7 +1,5 @@
 """Migrations of a file: a copy of it as it was is there before anything is changed, or nothing is changed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """One SQLite file, one SQLite library in a process."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess

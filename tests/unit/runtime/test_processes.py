@@ -1,7 +1,5 @@
 """Marks of processes: one that has ended is known to be gone, and of a stranger nothing is claimed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

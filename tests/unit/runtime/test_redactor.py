@@ -1,7 +1,5 @@
 """The redactor of the process: secrets are hidden from the first worker that has them to the last."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Seeds: one per process, another after a fork."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

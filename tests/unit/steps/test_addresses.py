@@ -1,7 +1,5 @@
 """URLs that can be read in exactly one way, and the hosts and addresses that may be called."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address
 
 import pytest

@@ -1,7 +1,5 @@
 """Files are opened beneath a folder and nowhere else, with the kernel's help and without it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A body is read within bounds, however it is packed; and the client is there before it is needed."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import zlib

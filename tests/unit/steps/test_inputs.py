@@ -1,7 +1,5 @@
 """What is wrong with a block's inputs is said by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from reefknot.core.failure import ErrorCode

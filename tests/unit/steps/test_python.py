@@ -1,7 +1,5 @@
 """Functions as blocks, and the names under which a worker finds its blocks."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

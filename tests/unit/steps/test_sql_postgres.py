@@ -1,7 +1,5 @@
 """What PostgreSQL says, in our words."""
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 from psycopg.errors import lookup

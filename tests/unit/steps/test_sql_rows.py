@@ -1,7 +1,5 @@
 """Rows go out named, in terms of JSON, and counted."""
 
-from __future__ import annotations
-
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any

@@ -1,7 +1,5 @@
 """The text of a statement is read as PostgreSQL reads it, or refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from reefknot.steps.inputs import Refusal

@@ -1,7 +1,5 @@
 """Options of `@rk.block`: checked when the step is decorated, and a layer of the policy book."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

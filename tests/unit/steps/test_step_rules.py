@@ -1,7 +1,5 @@
 """`@rk.block(on=…)`: a step says itself which of its exceptions are retried, and a replay decides the same."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

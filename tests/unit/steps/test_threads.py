@@ -1,7 +1,5 @@
 """`FunctionThreads`: plain functions that never end take no thread from the others, and no shutdown waits for them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

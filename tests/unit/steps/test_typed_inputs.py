@@ -1,7 +1,5 @@
 """The annotated type of a step's inputs: they are read into it first, or the step fails by the names of its fields."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """`rk.testing.system` and `system_sync`: submitted work in a test, with hours of retries in milliseconds."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """The public tools for tests: `virtual_time`, `no_wait`, `run_virtual`, and the fixtures."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from importlib.metadata import entry_points

@@ -1,7 +1,5 @@
 """The AsyncAPI document says what is on the wire: every subject, every message, every field."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

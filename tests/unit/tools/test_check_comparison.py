@@ -1,7 +1,5 @@
 """The comparison's table and its probes: what the table says is what comes out."""
 
-from __future__ import annotations
-
 import pytest
 
 from tools.check_comparison import LIBRARIES, NONE, PAGE, ROWS, differences, table

@@ -1,7 +1,5 @@
 """The word check notices each thing it is there for, and leaves harmless text alone."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

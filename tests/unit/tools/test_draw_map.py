@@ -1,7 +1,5 @@
 """The map of the architecture page is drawn from the source, and a page that is out of date is found."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The picture of the README is what its script draws, and one that is out of date is found."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from xml.etree import ElementTree as ET
 

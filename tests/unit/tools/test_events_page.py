@@ -1,7 +1,5 @@
 """The page of events says what the events are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

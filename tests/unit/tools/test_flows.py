@@ -1,7 +1,5 @@
 """The figures of flows: what is counted, and how they stand next to the kept ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The score counts a mutant that nobody reaches as missed, and fails below its target."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`make release-check`: each thing that keeps a commit from being tagged is named, and nothing else."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`make spread`: which interpreters are found, and what a missing one means."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

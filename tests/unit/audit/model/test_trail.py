@@ -1,7 +1,5 @@
 """Fields of an event that follow from the earlier events of its assignment."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -6,8 +6,6 @@ texts, no id twice, and each file that only moved has the id that it had. The co
 same story has to catch them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Settings of folders, patterns, and locations that are valid text whatever a file is called."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

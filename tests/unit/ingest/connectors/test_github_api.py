@@ -1,7 +1,5 @@
 """Refusals of GitHub's API as failures, and its trees in order."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import random

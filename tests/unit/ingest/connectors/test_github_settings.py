@@ -1,7 +1,5 @@
 """The settings of a GitHub source: what is accepted, and what a mistake is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

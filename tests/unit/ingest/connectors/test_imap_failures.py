@@ -1,7 +1,5 @@
 """Failures of IMAP servers, in the words of real ones, and names and sets as they travel."""
 
-from __future__ import annotations
-
 import ssl
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Settings of an IMAP source: the defaults, and what is refused with what to write instead."""
 
-from __future__ import annotations
-
 from datetime import date
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`local_files`: what is read, what is told apart, and what is never done to the documents that are kept."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -1,7 +1,5 @@
 """Messages as people send them, and what is read of them."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from email.message import EmailMessage
 

@@ -1,7 +1,5 @@
 """`obsidian_vault`: what a note says about itself, and notes that are broken or hostile."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

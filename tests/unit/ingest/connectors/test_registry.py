@@ -1,7 +1,5 @@
 """Connectors by name: the built-in ones, those of packages, and one's own."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator
