@@ -4,15 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tools.imap_server import (
-    CERTIFICATE,
-    PASSWORD,
-    ImapServer,
-    Mailbox,
-    encoded_name,
-    message,
-    running_imap,
-)
+from tools.imap_server import CERTIFICATE, PASSWORD, ImapServer, Mailbox, encoded_name, message, running_imap
 
 __all__ = ["CERTIFICATE", "PASSWORD", "ImapServer", "Mailbox", "encoded_name", "message", "running_imap"]
 

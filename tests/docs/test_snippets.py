@@ -279,8 +279,7 @@ def test_our_own_commands_are_found_with_their_lines(text: str, command: str) ->
 
 
 @pytest.mark.parametrize(
-    ("lines", "lacks"),
-    [(["a … c"], []), (["a  b c"], []), (["…", "", "────"], []), (["a … d"], [r"a\ .*\ d"])],
+    ("lines", "lacks"), [(["a … c"], []), (["a  b c"], []), (["…", "", "────"], []), (["a … d"], [r"a\ .*\ d"])]
 )
 def test_blanks_and_rules_do_not_count_and_dots_stand_for_anything(lines: list[str], lacks: list[str]) -> None:
     assert missing(lines, "x\na b   c\n") == lacks

@@ -9,14 +9,7 @@ from msgspec import structs
 
 from reefknot.queue.model import routing
 from reefknot.queue.model.admission import OverloadStatus
-from reefknot.queue.model.routing import (
-    MOST_UNACKED,
-    Chosen,
-    Nobody,
-    Why,
-    WorkerHealth,
-    WorkerRanking,
-)
+from reefknot.queue.model.routing import MOST_UNACKED, Chosen, Nobody, Why, WorkerHealth, WorkerRanking
 from tests.rows import for_each_row
 
 NOW = 100.0
