@@ -70,10 +70,10 @@ MOST_TENANTS = 64
 
 def open_work(connection: apsw.Connection, wall: int, pool: str) -> tuple[OpenWork, SubmissionRules | None]:
     """The open work of a resource class, and the rules that a router has published, if there is one."""
-    counted = list(query(connection, _OPEN_WORK, pool))
-    known = query(connection, _SERVICE_TIME, pool).fetchone()
+    counted = list(query(connection, _OPEN_WORK, (pool,)))
+    known = query(connection, _SERVICE_TIME, (pool,)).fetchone()
     slots, rules = 0, None
-    for (text,) in query(connection, "SELECT capacity FROM status WHERE stale_at > ? ORDER BY sequence", wall):
+    for (text,) in query(connection, "SELECT capacity FROM status WHERE stale_at > ? ORDER BY sequence", (wall,)):
         capacity = _capacity.decode(text)
         slots += capacity.slots.get(pool, 0)
         rules = rules or capacity.rules
@@ -83,7 +83,7 @@ def open_work(connection: apsw.Connection, wall: int, pool: str) -> tuple[OpenWo
 def fold_service_times(connection: apsw.Connection, took: Mapping[str, Sequence[float]]) -> None:
     """Count the service times of attempts that have ended, by resource class."""
     for pool, times in took.items():
-        known = query(connection, _SERVICE_TIME, pool).fetchone()
+        known = query(connection, _SERVICE_TIME, (pool,)).fetchone()
         mean = ServiceTime() if known is None else ServiceTime(*known)
         for took_ms in times:
             mean = mean.after(took_ms)
@@ -101,7 +101,7 @@ def tenants(connection: apsw.Connection, resource_class: str) -> list[str]:
 
 def oldest_submission(connection: apsw.Connection, pool: str, priority: int, tenant: str) -> str | None:
     """The id of the oldest submission of this priority and tenant, claimed by a router or unclaimed."""
-    found = query(connection, _OLDEST_SUBMISSION, pool, priority, tenant or None).get
+    found = query(connection, _OLDEST_SUBMISSION, (pool, priority, tenant or None)).get
     return None if found is None else str(found)
 
 
@@ -152,7 +152,7 @@ def _in_order(transaction: Transaction, classes: Sequence[str], n: int, newest_f
     queues: dict[str, list[Waiting]] = {}
     for name in dict.fromkeys(classes):
         for tenant in _next_tenants(transaction, name):
-            queues.setdefault(tenant, []).extend(query(transaction.connection, statement, name, tenant or None, n))
+            queues.setdefault(tenant, []).extend(query(transaction.connection, statement, (name, tenant or None, n)))
     sign = -1 if newest_first else 1
     for queue in queues.values():
         queue.sort(key=lambda one: (-one[0], sign * one[1], sign * one[2]))

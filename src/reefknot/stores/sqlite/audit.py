@@ -177,7 +177,7 @@ def _links(connection: apsw.Connection, after: int, end: int) -> tuple[list[chai
     connection.execute("BEGIN")
     try:
         stored, anchor = heads(connection)
-        rows = query(connection, _LINKS, after, end, LINKS_PER_READ)
+        rows = query(connection, _LINKS, (after, end, LINKS_PER_READ))
         return [chain.Link(number, _text(hashed), body) for number, hashed, body in rows], stored, anchor
     finally:
         connection.execute("COMMIT")
@@ -197,7 +197,7 @@ def _beyond_head(connection: apsw.Connection) -> list[Mismatch]:
 
 def _changed_results(connection: apsw.Connection, after: int) -> tuple[list[Mismatch], int | None]:
     """Results of one page of work that differ from the hash in their last `completed` event, and the next page."""
-    rows = query(connection, _RESULTS, after, LINKS_PER_READ)
+    rows = query(connection, _RESULTS, (after, LINKS_PER_READ))
     found: list[Mismatch] = []
     last: int | None = None
     for last, work_id, result, sequence, body in rows:  # noqa: B007 - the last one is where the next page begins
@@ -250,7 +250,7 @@ def _old_until(connection: apsw.Connection, after: int, before: int) -> tuple[in
     """The last event older than `before` that is no anchor, and whether a younger one was met."""
     ages = "SELECT sequence, at, event_type FROM audit WHERE sequence > ? ORDER BY sequence LIMIT ?"
     last, young = after, False
-    for sequence, at, event_type in query(connection, ages, after, ROWS_PER_READ):
+    for sequence, at, event_type in query(connection, ages, (after, ROWS_PER_READ)):
         young = young or at >= before
         last = last if young or event_type == ANCHOR else sequence
     return last, young
@@ -269,10 +269,10 @@ def _trim(transaction: Transaction, last: int, rule: str) -> int:
     transaction.flush_events()
     connection = transaction.connection
     head, anchor = heads(connection)
-    row = query(connection, "SELECT hash, CAST(body AS BLOB) FROM audit WHERE sequence = ?", last).fetchone()
+    row = query(connection, "SELECT hash, CAST(body AS BLOB) FROM audit WHERE sequence = ?", (last,)).fetchone()
     if row is None or last <= anchor.sequence:  # another process was faster
         return 0
-    before = query(connection, "SELECT hash FROM audit WHERE sequence = ?", last - 1).get
+    before = query(connection, "SELECT hash FROM audit WHERE sequence = ?", (last - 1,)).get
     previous = anchor.hash if last - 1 == anchor.sequence else before
     removal = Removal(rule, last - anchor.sequence, previous or "", row[1])
     connection.execute("UPDATE audit_head SET anchor_sequence = ?, anchor_hash = ?", (last, row[0]))
@@ -312,7 +312,7 @@ def _bounds(connection: apsw.Connection, wanted: AuditQuery) -> tuple[int, int]:
     if wanted.before is not None:
         end = min(end, wanted.before - 1)
     if wanted.since is not None:
-        block = query(connection, "SELECT min(block) FROM audit_block WHERE latest_at >= ?", wanted.since).get
+        block = query(connection, "SELECT min(block) FROM audit_block WHERE latest_at >= ?", (wanted.since,)).get
         start = end if block is None else max(start, block * EVENTS_PER_BLOCK - 1)
     if wanted.until is not None:
         end = max(start, min(end, _end_before(connection, wanted.until)))
@@ -321,7 +321,7 @@ def _bounds(connection: apsw.Connection, wanted: AuditQuery) -> tuple[int, int]:
 
 def _end_before(connection: apsw.Connection, until: int) -> int:
     """The end of the last block that has an event before this time; 0 without one."""
-    block = query(connection, "SELECT max(block) FROM audit_block WHERE earliest_at < ?", until).get
+    block = query(connection, "SELECT max(block) FROM audit_block WHERE earliest_at < ?", (until,)).get
     return 0 if block is None else int((block + 1) * EVENTS_PER_BLOCK - 1)
 
 
@@ -335,9 +335,9 @@ def _read_rows(connection: apsw.Connection, wanted: AuditQuery, after: int, last
     rest = f"WHERE {where} ORDER BY sequence {order} LIMIT ?"
     values = (after, last, *given.values(), limit)
     try:
-        found = query(connection, f"{_ROWS} {rest}", *values).fetchall()
+        found = query(connection, f"{_ROWS} {rest}", values).fetchall()
     except UnicodeDecodeError:
-        rows = query(connection, f"{_ROWS_AS_BYTES} {rest}", *values)
+        rows = query(connection, f"{_ROWS_AS_BYTES} {rest}", values)
         found = [[*map(_text_or_other, row[:-1]), row[-1]] for row in rows]
     return [
         KeptEntry(sequence, hashed, AuditEntry(body, event_type, at, correlation_id, trace_id, work_id))

@@ -8,6 +8,7 @@ only reads opens the store as it is, or says what to run.
 
 import os
 import secrets
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -22,11 +23,8 @@ from reefknot.runtime.sqlite_files import (
     require_readable,
 )
 
-
-def query(connection: apsw.Connection, statement: str, *values: Any) -> Any:
-    """The rows of a statement, untyped: what the columns hold is known to the statement alone."""
-    return connection.execute(statement, values)
-
+query: Callable[..., Any] = apsw.Connection.execute
+"""The rows of a statement, untyped: what the columns hold is known to the statement alone."""
 
 APPLICATION_ID = 0x5EEF1210
 """Marks the file, in its header, as a store of reefknot."""

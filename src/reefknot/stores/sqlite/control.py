@@ -46,7 +46,7 @@ class SqliteControl:
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
         values = (after, target, EVERYONE, self._context.now().wall, limit)
-        return await self._context.read(lambda connection: [Command(*row) for row in query(connection, _POLL, *values)])
+        return await self._context.read(lambda connection: [Command(*row) for row in query(connection, _POLL, values)])
 
     async def latest(self) -> int:
         return await self._context.read(lambda connection: int(query(connection, "SELECT command FROM counter").get))
@@ -66,7 +66,7 @@ class SqliteControl:
         wall = self._context.now().wall
         sql, values = (_SILENT, (wall, wall - milliseconds(SILENT_KEPT_S))) if silent else (_REPORTS, (wall,))
         return await self._context.read(
-            lambda connection: [StatusReport(*row) for row in query(connection, sql, *values)]
+            lambda connection: [StatusReport(*row) for row in query(connection, sql, values)]
         )
 
 
@@ -90,8 +90,8 @@ def _report(transaction: Transaction, name: str, body: str, keep_ms: int, capaci
     connection, now = transaction.connection, transaction.now.wall
     connection.execute(_FORGET, (now - milliseconds(SILENT_KEPT_S), name, now))
     row = (name, body, now, now + keep_ms, capacity)
-    known = query(connection, _RENEW, *row).get
-    return int(query(connection, _FIRST_REPORT, *row).get if known is None else known)
+    known = query(connection, _RENEW, row).get
+    return int(query(connection, _FIRST_REPORT, row).get if known is None else known)
 
 
 @each
@@ -117,16 +117,17 @@ class SqliteValues:
 
     async def list(self, prefix: str = "") -> Sequence[StoredValue]:
         return await self._context.read(
-            lambda connection: [StoredValue(*row) for row in query(connection, _LIST, prefix)]
+            lambda connection: [StoredValue(*row) for row in query(connection, _LIST, (prefix,))]
         )
 
 
+_DELETE = "DELETE FROM value WHERE name = ? AND version = ? RETURNING 1"
 _GET = "SELECT name, body, version FROM value WHERE name = ?"
 _LIST = "SELECT name, body, version FROM value WHERE substr(name, 1, length(?1)) = ?1 ORDER BY name"
 
 
 def _value(connection: apsw.Connection, name: str) -> StoredValue | None:
-    row = query(connection, _GET, name).fetchone()
+    row = query(connection, _GET, (name,)).fetchone()
     return None if row is None else StoredValue(*row)
 
 
@@ -140,14 +141,14 @@ def _put(
     if version != (0 if known is None else known.version):
         return None
     connection.execute("DELETE FROM value WHERE name = ?", (name,))
-    given = query(connection, "INSERT INTO value (name, body) VALUES (?, ?) RETURNING version", name, body).get
+    given = query(connection, "INSERT INTO value (name, body) VALUES (?, ?) RETURNING version", (name, body)).get
     transaction.add_events(events)
     return StoredValue(name, body, given)
 
 
 @each
 def _delete(transaction: Transaction, name: str, version: int, events: Sequence[AuditEntry]) -> bool:
-    gone = query(transaction.connection, "DELETE FROM value WHERE name = ? AND version = ? RETURNING 1", name, version)
+    gone = query(transaction.connection, _DELETE, (name, version))
     if gone.get is None:
         return False
     transaction.add_events(events)

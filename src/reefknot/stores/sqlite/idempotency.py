@@ -180,7 +180,7 @@ class SqliteIdempotencyStore:
         now = self._context.now()
         statement = f"SELECT state, count(*) FROM idempotency WHERE NOT ({upkeep.SPENT}) GROUP BY state"  # noqa: S608
         counts = await self._context.read(
-            lambda connection: query(connection, statement, now.wall, now.steady).fetchall()
+            lambda connection: query(connection, statement, (now.wall, now.steady)).fetchall()
         )
         return {KeyState(state): number for state, number in counts}
 
@@ -338,5 +338,5 @@ def load(connection: apsw.Connection, keys: list[str]) -> dict[str, KeyRecord]:
 
 def _load_rows(connection: apsw.Connection, keys: list[str]) -> dict[str, StoredKey]:
     """The rows of these keys, read as one: every row costs a handover of the interpreter's lock."""
-    text = query(connection, _LOAD, json.encode([(key_hash(key), key) for key in keys]).decode()).get
+    text = query(connection, _LOAD, (json.encode([(key_hash(key), key) for key in keys]).decode(),)).get
     return {record.key: (seq, record) for seq, record in _rows.decode(text)}

@@ -76,7 +76,7 @@ def news(
     return end, [
         (seq, sender, Delivery(subject, body, _headers.decode(headers) if headers != "{}" else {}))
         for seq, sender, subject, headers, body in query(
-            connection, _NEWS, after, end, origin, _listed(subjects), limit
+            connection, _NEWS, (after, end, origin, _listed(subjects), limit)
         )
     ]
 
@@ -86,7 +86,7 @@ def listeners(connection: apsw.Connection, now: Moment) -> list[Listener]:
     return [
         Listener(name, origin, _subjects.decode(wanted), places, read_to)
         for name, origin, wanted, places, read_to in query(
-            connection, _LISTENERS, now.steady - GONE_AFTER_MS, now.steady
+            connection, _LISTENERS, (now.steady - GONE_AFTER_MS, now.steady)
         )
     ]
 
@@ -119,7 +119,7 @@ class _Room:
     def _left_for(self, one: Listener) -> int:
         since = max(0, self._last - one.read_to)
         if since >= one.places:  # part of it may be for other listeners
-            since = query(self._connection, _UNREAD, one.read_to, one.origin, _listed(one.subjects)).get
+            since = query(self._connection, _UNREAD, (one.read_to, one.origin, _listed(one.subjects))).get
         return one.places - since
 
     def is_there(self, subject: str, origin: str) -> bool:
@@ -172,8 +172,8 @@ def _trim(connection: apsw.Connection, now: Moment, there: list[Listener]) -> No
     if oldest > now.steady:
         connection.execute("DELETE FROM message WHERE at > ?", (now.steady,))
     end = last(connection) + 1
-    young = query(connection, _YOUNG, now.steady - WINDOW_MS).get
-    kept = query(connection, _YOUNG, now.steady - LONGEST_MS).get
+    young = query(connection, _YOUNG, (now.steady - WINDOW_MS,)).get
+    kept = query(connection, _YOUNG, (now.steady - LONGEST_MS,)).get
     unread = min((one.read_to + 1 for one in there), default=end)
     first = max(min(end if young is None else young, unread), end if kept is None else kept)
     connection.execute("DELETE FROM message WHERE seq < ?", (first,))

@@ -57,7 +57,7 @@ def check_file(connection: apsw.Connection) -> CheckReport:
         add_key_hash(connection)
         lost, after = 0, 0
         while after is not None:
-            after, number = query(connection, _LOST_KEYS, after, KEYS_PER_READ).fetchone()
+            after, number = query(connection, _LOST_KEYS, (after, KEYS_PER_READ)).fetchone()
             lost += number
         left_over = query(connection, _LEFT_OVER_KEYS).get
         if lost:
@@ -193,14 +193,14 @@ def _page(
     connection: apsw.Connection, table: str, condition: str, moment: Moment, after: int
 ) -> tuple[int | None, list[int]]:
     values = (moment.wall, moment.steady, after, ROWS_PER_READ)
-    last, found = query(connection, _PAGE.format(table, condition), *values).fetchone()
+    last, found = query(connection, _PAGE.format(table, condition), values).fetchone()
     return last, json.decode(found, type=list[int])
 
 
 @each
 def _remove_batch(transaction: Transaction, table: str, condition: str, moment: Moment, rows: list[int]) -> int:
     values = (moment.wall, moment.steady, json.encode(rows).decode())
-    found = query(transaction.connection, _REMOVE.format(table, condition, _REMOVED[table]), *values).fetchall()
+    found = query(transaction.connection, _REMOVE.format(table, condition, _REMOVED[table]), values).fetchall()
     if table == "work":
         transaction.counts.add([WorkItem(row[0], "", row[1], state=WorkState(row[2])) for row in found], -1)
     return _forget(transaction, table, [row[0] for row in found])
@@ -214,7 +214,7 @@ def make_room(transaction: Transaction, *, keep: list[str]) -> int:
         "AND key NOT IN (SELECT value FROM json_each(?3)) LIMIT ?4) RETURNING key"
     )
     values = (now.wall, now.steady, json.encode(keep).decode(), ROWS_PER_DELETE)
-    removed = query(transaction.connection, statement, *values)
+    removed = query(transaction.connection, statement, values)
     return _forget(transaction, "idempotency", [key for (key,) in removed])
 
 

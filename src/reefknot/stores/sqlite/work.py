@@ -368,7 +368,7 @@ def _recall(transaction: Transaction, classes: Sequence[str], crash_events: Item
             recalled = [
                 WorkItem("", "", name, pool=pool, priority=priority, tenant_id=tenant_id, reason=reason)
                 for pool, priority, tenant_id, reason in query(
-                    transaction.connection, statement, transaction.now.wall, name
+                    transaction.connection, statement, (transaction.now.wall, name)
                 )
             ]
             transaction.counts.add(recalled, -1)
@@ -445,5 +445,5 @@ def _transfer(transaction: Transaction, work_id: str, resource_class: str, due_a
 def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> float:
     """Seconds until something can be claimed, infinite when only a change can bring it."""
     names = classes or rows.classes_with(connection, ("pending",))
-    found = query(connection, _SOONEST, now.steady, now.wall, rows.listed(names), bool(classes)).get
+    found = query(connection, _SOONEST, (now.steady, now.wall, rows.listed(names), bool(classes))).get
     return inf if found is None else found / 1000

@@ -125,13 +125,13 @@ def _matching(
 def _count(connection: apsw.Connection, which: WorkFilter, window: _Window) -> dict[str, int]:
     where, values = _conditions(which, window)
     counted = f"SELECT kind, count(*) FROM {_table(which.state)} WHERE {where} GROUP BY kind"  # noqa: S608
-    return dict(query(connection, counted, *values))
+    return dict(query(connection, counted, values))
 
 
 def _window_end(connection: apsw.Connection, state: WorkState | None, after: str, size: int) -> str | None:
     """The id of the last of the next `size` items; None when there are fewer."""
     where = f"{_in_state(state)} AND id > ? ORDER BY id LIMIT 1 OFFSET ?"
-    found = query(connection, f"SELECT id FROM {_table(state)} WHERE {where}", after, size - 1).get  # noqa: S608
+    found = query(connection, f"SELECT id FROM {_table(state)} WHERE {where}", (after, size - 1)).get  # noqa: S608
     return None if found is None else str(found)
 
 

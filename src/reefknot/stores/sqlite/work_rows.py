@@ -154,7 +154,7 @@ def listed(names: Iterable[str]) -> str:
 
 def column(connection: apsw.Connection, statement: str, *values: Any) -> list[Any]:
     """The values of a query that has one column."""
-    return [value for (value,) in query(connection, statement, *values)]
+    return [value for (value,) in query(connection, statement, values)]
 
 
 def load(connection: apsw.Connection, ids: list[str]) -> dict[str, WorkItem]:
@@ -170,7 +170,7 @@ def cached_or_loaded(transaction: Transaction, ids: list[str]) -> dict[str, Work
 
 def expired(connection: apsw.Connection, steady: int, classes: Sequence[str] = ()) -> list[WorkItem]:
     """Items (of these classes, when any is named) whose owner let its lease run out, without payloads."""
-    if not query(connection, _IS_EXPIRED, steady).get:
+    if not query(connection, _IS_EXPIRED, (steady,)).get:
         return []
     return _decoded(connection, _EXPIRED, (steady, listed(classes)))
 
@@ -210,7 +210,7 @@ def searched(connection: apsw.Connection, wanted: Wanted) -> WorkPage:
             found.sort(reverse=not wanted.oldest_first)
         chosen = found[: wanted.limit]
         last = chosen[-1] if chosen and len(found) >= wanted.limit else end
-        after = "" if last is None else query(connection, "SELECT id FROM work WHERE seq = ?", last).get
+        after = "" if last is None else query(connection, "SELECT id FROM work WHERE seq = ?", (last,)).get
         items = _decoded(connection, _BY_SEQ.format(order), (json.encode(chosen).decode(),)) if chosen else []
         wanted_one = wanted.match.fingerprint
         return WorkPage([one for one in items if wanted_one in (None, fingerprint_of(one))], after)
@@ -236,7 +236,7 @@ def _scanned(
     share, found, ends = max(_LEAST_SHARE, size // len(ways)), list[int](), list[int]()
     for way, of_way in ways:
         statement = _SCAN.format(matches, way + where, order, furthest)
-        number, last, of_part = query(connection, statement, *of_match, *of_way, *values, share).get
+        number, last, of_part = query(connection, statement, (*of_match, *of_way, *values, share)).get
         found += json.decode(of_part, type=list[int])
         if number == share:
             ends.append(last)
@@ -265,7 +265,7 @@ def _bounds(connection: apsw.Connection, wanted: Wanted) -> tuple[str, list[int 
     bounds, values = "", list[int | None]()
     if wanted.after:
         bounds += f" AND seq {'>' if wanted.oldest_first else '<'} ?"
-        values.append(query(connection, "SELECT seq FROM work WHERE id = ?", wanted.after).get)
+        values.append(query(connection, "SELECT seq FROM work WHERE id = ?", (wanted.after,)).get)
     if since := wanted.match.since:
         bounds += " AND seq >= ? AND created_at >= ?"
         values += [_first_since(connection, since), since]
@@ -280,7 +280,7 @@ def _first_since(connection: apsw.Connection, since: int) -> int:
     low, high = 1, (query(connection, "SELECT max(seq) FROM work").get or 0) + 1
     while low < high:
         middle = (low + high) // 2
-        seq, created_at = query(connection, _CREATED_FROM, middle).fetchone() or (high, since)
+        seq, created_at = query(connection, _CREATED_FROM, (middle,)).fetchone() or (high, since)
         low, high = (seq + 1, high) if created_at < since else (low, middle)
     return low
 
@@ -358,7 +358,7 @@ def snapshot(connection: apsw.Connection, lost: LostClaims, wall: int) -> WorkSn
         for name, state, number in query(connection, "SELECT resource_class, state, number FROM work_count"):
             counts.setdefault(name, {})[WorkState(state)] = number
         due = dict[str, int](query(connection, _OLDEST_DUE))
-        for name, number, due_at in query(connection, _LOST_CLAIMS, lost.steady, lost.steady, lost.owners):
+        for name, number, due_at in query(connection, _LOST_CLAIMS, (lost.steady, lost.steady, lost.owners)):
             of_class = counts[name]
             of_class[WorkState.PENDING] = of_class.get(WorkState.PENDING, 0) + number
             of_class[WorkState.RUNNING] -= number
@@ -377,23 +377,23 @@ def classes_with(connection: apsw.Connection, states: Sequence[str]) -> list[str
 
 def one(connection: apsw.Connection, work_id: str) -> WorkItem | None:
     """The item of this id with its payload, if there is one."""
-    row = query(connection, f"SELECT {FULL} FROM work WHERE id = ?", work_id).fetchone()  # noqa: S608
+    row = query(connection, f"SELECT {FULL} FROM work WHERE id = ?", (work_id,)).fetchone()  # noqa: S608
     return None if row is None else item_of(row)
 
 
 def known(connection: apsw.Connection, ids: list[str]) -> set[str]:
     """The ids among these that exist already."""
-    return json.decode(query(connection, _KNOWN, listed(ids)).get, type=set[str])
+    return json.decode(query(connection, _KNOWN, (listed(ids),)).get, type=set[str])
 
 
 def over(connection: apsw.Connection, ids: Sequence[str]) -> list[WorkItem]:
     """The items among these ids that have their result."""
-    return [item_of(row) for row in query(connection, _OVER, listed(ids))]
+    return [item_of(row) for row in query(connection, _OVER, (listed(ids),))]
 
 
 def of_seqs(connection: apsw.Connection, seqs: str) -> list[WorkItem]:
     """The items of these rows, with their payloads, in the order in which the rows are named."""
-    return [item_of(row) for row in query(connection, _OF_SEQS, seqs).fetchall()]
+    return [item_of(row) for row in query(connection, _OF_SEQS, (seqs,)).fetchall()]
 
 
 def insert(transaction: Transaction, items: Sequence[WorkItem]) -> None:
@@ -456,4 +456,4 @@ def _row(item: WorkItem) -> list[Any]:
 
 
 def _decoded(connection: apsw.Connection, statement: str, values: tuple[Any, ...]) -> list[WorkItem]:
-    return _items.decode(query(connection, statement, *values).get)
+    return _items.decode(query(connection, statement, values).get)
