@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.check_house import RULES
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 _PATH = re.compile(r"`([\w./-]+(?:/|\.(?:py|html|json|toml)))`")
@@ -59,3 +61,10 @@ def test_a_file_that_is_gone_is_found() -> None:
     (row,) = rows(text, "### T")
     assert row == Row("a", "2", ["core/gone.py", "stores/"])
     assert absent([row]) == ["core/gone.py"]
+
+
+def test_the_page_about_tests_explains_each_house_rule_and_no_other() -> None:
+    table = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8").partition("| `module-ceiling`")
+    listed = "".join(table[1:]).partition("\n\n")[0]
+    first = [line.split(" | ")[0] for line in listed.splitlines()]
+    assert sorted(re.findall(r"`([a-z-]+)`", "".join(first))) == sorted(RULES)
