@@ -31,22 +31,23 @@ MODULE_LENGTH = 601  # all lines: comments and docstrings too
 MODULE_FLOOR = 60
 IMPORTERS_OF_A_SMALL_MODULE = 4
 FUNCTION_CEILING = 60
-# Lines and modules of each product. Raising one needs a decision record; a product that has shrunk is lowered with it.
+# Lines and modules of each product, with room for small changes: see docs/decisions/0059-budgets-leave-room.md.
+# Raising one needs a decision record; a product that has shrunk is lowered with it.
 BUDGETS: Mapping[str, tuple[int, int]] = {
-    "app": (2_300, 7),
-    "audit": (4_550, 16),
-    "console": (20_050, 69),
-    "core": (2_050, 13),
-    "demo": (800, 3),
-    "idempotency": (2_350, 11),
-    "ingest": (10_400, 33),
-    "policy": (4_700, 17),
-    "queue": (13_350, 50),
-    "retrying": (3_500, 12),
-    "runtime": (2_600, 17),
-    "steps": (3_700, 16),
-    "stores": (13_500, 42),
-    "testing": (3_900, 16),
+    "app": (2_350, 8),
+    "audit": (4_700, 17),
+    "console": (20_650, 72),
+    "core": (2_100, 14),
+    "demo": (850, 4),
+    "idempotency": (2_400, 12),
+    "ingest": (10_550, 34),
+    "policy": (4_850, 18),
+    "queue": (13_800, 47),
+    "retrying": (3_650, 13),
+    "runtime": (2_650, 18),
+    "steps": (3_800, 17),
+    "stores": (13_600, 44),
+    "testing": (4_050, 17),
 }
 # Parts of a name by which a module is a contract or a value, importable from every product.
 OPEN = frozenset({"model", "port"})

@@ -1,5 +1,5 @@
 """
-Stores by their address, open for as long as a block lasts.
+Stores by their address, open for as long as a block lasts. The table of engines is in `port/engines.py`.
 
 In a virtual loop everything runs in that loop's time and thread, and no retention runs.
 """
