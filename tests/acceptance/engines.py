@@ -43,7 +43,6 @@ SQLITE_ONLY = {
     "test_limits_that_make_no_sense_and_a_webhook_that_is_no_url_are_mistakes_with_their_place": _SAME,
     "test_a_store_that_goes_away_is_told_and_found_again_when_it_is_back": _FILE,
     "test_before_anything_has_run_schedules_are_listed_and_a_list_makes_no_store": _FILE,
-    "test_mistakes_in_schedules_and_timetables_are_told_with_their_places": _SAME,
 }
 REPRESENTATIVE = frozenset(
     {

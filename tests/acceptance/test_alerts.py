@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from reefknot.app.alert_watch import LOOK_EVERY_S
 from reefknot.console.nats_servers import NatsServer
 from reefknot.runtime.seeds import new_id
 from tests.acceptance.folder import Folder, until, without
@@ -154,19 +153,6 @@ def test_events_that_the_audit_stream_does_not_take_raise_an_alert_until_it_take
     finally:
         folder.end()
     assert [one["text"] for one in events(folder, "RK-802")] == ["events that the audit log did not take: 0 again"]
-
-
-def test_without_a_system_the_list_says_that_nobody_has_looked(folder: Folder) -> None:
-    folder.nap("one", 0)
-    done = folder("alert", "list")
-
-    assert (done.code, done.out) == (0, "no alert is active\n")
-    assert f"no system has looked yet; one that runs looks every {LOOK_EVERY_S:g} s: reefknot up" in done.err
-    found = folder.json("alert", "list")
-    assert (found["alerts"], found["looked_at"], found["watched"]) == ([], None, False)
-    rules = " ".join(one["alert"] for one in found["rules"])
-    usual = "quarantine_growth retry_rate success_rate oldest_age critical_workers"
-    assert rules == f"{usual} audit_outage no_router no_worker"
 
 
 def test_the_list_shows_the_limits_that_are_configured(folder: Folder) -> None:

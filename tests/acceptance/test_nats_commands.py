@@ -160,14 +160,6 @@ def edit(url: str, stream: str, **changes: Any) -> None:
     assert "error" not in answer, answer
 
 
-def test_where_no_server_is_a_command_says_so(person: Person) -> None:
-    person.configure("nats: {patience_seconds: 1}\n")
-    for words in (("job", "list"), ("submit", "--type", "own.hello"), ("up",), ("worker", "list")):
-        said = person.refused(UNREACHABLE, *words, "--engine", f"nats://127.0.0.1:{free_port()}")
-        assert "the server cannot be reached" in said
-        assert "check that a NATS server runs there" in said
-
-
 def test_what_a_server_lacks_is_named_with_what_to_do(person: Person, tmp_path: Path, nats_server: NatsServer) -> None:
     """JetStream, a version, large messages."""
     submit = ("submit", "--type", "own.hello")

@@ -6,7 +6,6 @@ The three commands of a person on call, tried cold for each incident of the runb
 
 import json
 import shutil
-import sqlite3
 import time
 from datetime import datetime
 from pathlib import Path
@@ -247,18 +246,6 @@ def test_an_upgrade_is_rolled_back_by_the_copy_that_it_kept(scene: Folder) -> No
     says(found, f"it has version {VERSION + 1}, this program knows up to {VERSION}", "use a newer reefknot", copy.name)
     move_back(scene, copy)
     runs_again(scene, "order-7")
-
-
-def test_a_newer_store_without_a_copy_is_told_without_one(scene: Folder) -> None:
-    scene.wait("order-7")
-    state = scene.path / ".reefknot" / "state.db"
-    with sqlite3.connect(state) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    found = asked(scene, "order-7")
-    assert found.code == 78
-    says(found, "it has version 99", "use a newer reefknot, or another file")
-    assert ".bak" not in str(found)
 
 
 def test_a_damaged_store_is_restored_from_a_backup(scene: Folder) -> None:

@@ -80,22 +80,6 @@ def test_work_that_was_handed_back_is_counted_and_ended_by_the_next_system(folde
     until(lambda: folder.state("later") == "succeeded")
 
 
-def test_a_run_that_is_interrupted_ends_with_130_and_goes_on_where_it_was(folder: Folder) -> None:
-    names = [f"n{number}" for number in range(40)]
-    naps = [{"type": "own.nap", "payload": {"name": name, "seconds": 0.2}} for name in names]
-    folder.write_lines(
-        "naps.jsonl", *({"assignment_id": name, "job": nap} for name, nap in zip(names, naps, strict=True))
-    )
-    process = folder.start("run", "naps.jsonl", "--module", "naps", "--json")
-    until(lambda: len(folder.begun()) >= 8)
-    code, out, err = folder.stop(process, signal.SIGINT)
-    assert code == 130, err
-    assert 0 < json.loads(out)["total"] < 40
-    _, again, err = folder.run_file("naps.jsonl", "--json")
-    assert json.loads(again)["succeeded"] == 40, err
-    assert len(folder.begun()) < 40 + 15, "what had ended was not run again"
-
-
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_submission_that_is_ended_prints_accepted_ids(folder: Folder, ending: signal.Signals, code: int) -> None:
     folder.configure("router: {max_queue_size: 2}\n")

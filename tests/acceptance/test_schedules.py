@@ -154,15 +154,6 @@ def test_without_a_schedule_the_list_says_where_to_write_one(folder: Folder) -> 
     assert (done.code, done.err) == (0, "no schedule is configured; add one under `schedules:` in reefknot.yaml\n")
 
 
-WATCHED = (
-    NIGHTLY
-    + """\
-  watched: {connector: local_files, path: notes, on_change: true}
-  both: {connector: local_files, path: notes, every: 15m, on_change: true}
-"""
-)
-
-
 def test_before_anything_has_run_schedules_are_listed_and_a_list_makes_no_store(folder: Folder) -> None:
     folder.configure(NIGHTLY)
     listed = folder.json("schedule", "list")["schedules"]
@@ -204,34 +195,8 @@ def test_no_command_makes_a_store_that_a_flag_names(folder: Folder) -> None:
     assert not (folder.path / "slip.db").exists()
 
 
-def test_a_source_that_is_watched_is_not_said_to_be_synced_by_hand(folder: Folder) -> None:
-    folder.configure(WATCHED)
-    folder.nap("first", 0)
-    found = {one["name"]: one["timetable"] for one in folder.json("schedule", "list")["schedules"]}
-    assert (found["watched"], found["both"], found["notes"]) == ("on change", "every 15m and on change", "every 15m")
-    assert found["by-hand"] == "by hand"
-    (row,) = [line for line in folder("schedule", "list").out.splitlines() if line.startswith("watched ")]
-    assert row.split()[1:3] == ["on", "change"]
-
-
 def test_a_run_of_a_file_follows_no_schedule(folder: Folder) -> None:
     folder.configure(TICK)
     folder.write("one.jsonl", '{"job": {"type": "own.nap", "payload": {"seconds": 1.2, "name": "one"}}}')
     assert folder.ends(folder.start("run", "one.jsonl", "--module", "naps"))[0] == 0
     assert folder.begun() == ["one"]
-
-
-def test_mistakes_in_schedules_and_timetables_are_told_with_their_places(folder: Folder) -> None:
-    before = folder.config.read_text()
-    at = f"reefknot.yaml:{len(before.splitlines()) + 4}:5: "
-    schedule = "    cron: 0 0 30 2 *\n    assignment:\n      job: {tipe: own.nap}\n"
-    source = "    every: 1h\n    time_zone: UTC\n    connector: local_files\n    path: files\n"
-    cron = "schedules.x.cron: '0 0 30 2 *' is not accepted; accepted: five fields"
-    unknown = "schedules.x.assignment.job.tipe: unknown field; accepted: type"
-    for text, *told in (
-        (f"schedules:\n  x:\n{schedule}", cron, unknown),
-        (f"sources:\n  x:\n{source}", f"{at}sources.x.time_zone: not accepted without cron"),
-    ):
-        folder.config.write_text(before + text)
-        done = folder("config", "check")
-        assert (done.code, [one for one in told if one not in done.err]) == (78, [])

@@ -128,12 +128,6 @@ def test_no_new_store_is_made_where_the_rest_of_another_one_is(folder: Folder, w
     assert folder(*words).code == 0, "the rest was removed, as the message says"
 
 
-def test_submit_says_that_it_makes_a_new_store(folder: Folder) -> None:
-    first, second = (folder("submit", "--type", "own.wait") for _ in range(2))
-    assert "there was no store at .reefknot/state.db: a new one was made" in first.err
-    assert "a new one was made" not in second.err
-
-
 READING = [
     line.split()
     for line in (

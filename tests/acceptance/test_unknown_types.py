@@ -114,15 +114,6 @@ def test_a_run_whose_places_are_taken_by_jobs_of_others_says_so(folder: Folder) 
     assert run(folder, "--all")[0] == 0
 
 
-def test_a_line_of_a_type_that_nobody_here_knows_is_refused_and_not_kept(folder: Folder) -> None:
-    line = {"assignment_id": "odd", "request_id": "r", "job": {"type": "no.such"}}
-    folder.write_lines("odd.jsonl", line)
-    code, out, err = folder.ends(folder.start("run", "odd.jsonl"))
-    assert (code, "1 rejected" in out) == (1, True)
-    assert "odd.jsonl:1: job.type: 'no.such' is not known here; known: fs.blob_get" in err
-    assert folder("job", "show", "odd").code == 1
-
-
 TPU = CONFIG.replace("{v2: {enabled: true}}", "{v2: {enabled: true, resource_pools: {tpu: {max_concurrency: 1}}}}")
 
 

@@ -267,18 +267,6 @@ def test_ten_thousand_events_are_replayed_in_seconds(rk: Commands) -> None:
     assert perf_counter() - began < 5.0 * slowness()
 
 
-@pytest.mark.usefixtures("store")
-def test_an_export_holds_every_event_byte_for_byte_and_replaces_no_file_unless_forced(rk: Commands) -> None:
-    file = rk.write("mine", "log.jsonl")
-    assert (rk("audit", "export", "log.jsonl").code, file.read_text()) == (1, "mine")
-    ended = rk("audit", "export", "log.jsonl", "--json", "--force")
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert ended.json["events"] == 6
-    assert ended.json["head"] == json.loads((rk.folder / "log.jsonl.head.json").read_text())
-    assert [event.decode(json.dumps(line["event"]).encode()) for line in lines[1:]] == STORY
-    assert file.stat().st_mode & 0o777 == 0o600
-
-
 @pytest.mark.parametrize("words", [[], ["--force"], ["--format", "csv", "--force"]])
 @pytest.mark.usefixtures("store")
 def test_a_pipe_is_written_as_it_is_and_never_replaced(rk: Commands, words: list[str]) -> None:
@@ -301,17 +289,6 @@ def test_an_empty_log_is_exported_too_and_a_link_to_a_file_stays_a_link(rk: Comm
     assert rk("audit", "export", "link.jsonl", "--json").json["events"] == 0
     assert (rk.folder / "link.jsonl").is_symlink()
     assert rk("audit", "verify", "log.jsonl").code == 0
-
-
-@pytest.mark.usefixtures("store")
-def test_an_analysis_can_begin_later_read_a_file_and_has_a_threshold(rk: Commands) -> None:
-    rk("audit", "export", "log.jsonl")
-    found = rk("audit", "analyse", "log.jsonl", "--since", "2026-01-25T12:00:05Z", "--json").json
-    assert (found["events"], list(found["categories"])) == (3, ["(none)", "RETRY_NATS_PUBLISH"])
-    words = ("audit", "analyse", "--fail-on-alert", "--json", "--threshold")
-    above, at_limit = rk(*words, "2"), rk(*words, "3")
-    assert (above.code, above.json["alerts"][0]["peak_per_minute"]) == (1, 3)
-    assert (at_limit.code, at_limit.json["alerts"]) == (0, [])
 
 
 def test_a_file_that_is_no_log_is_named_with_what_was_expected(rk: Commands) -> None:

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,30 +51,6 @@ def test_a_file_that_may_not_be_read_is_reported(rk: Commands, command: str) -> 
     rk.environment.setattr(os, "open", forbidden)
     ended = rk(*command.split())
     assert (ended.code, ended.err) == (78, "named.yaml: may not be read: permission denied\n")
-
-
-@pytest.mark.parametrize("command", ["config check", "config show", "policy list", "policy explain block:x", "up"])
-def test_a_file_that_was_named_has_to_be_there(rk: Commands, command: str) -> None:
-    by_flag = rk(*command.split(), "--config", "gone.yaml")
-    rk.environment.setenv("REEFKNOT_CONFIG", "gone.yaml")
-    by_variable = rk(*command.split())
-    assert (by_flag.code, by_variable.code) == (78, 78)
-    assert by_flag.err == "gone.yaml: there is no such file, named by --config\n"
-    assert by_variable.err == "gone.yaml: there is no such file, named by environment REEFKNOT_CONFIG\n"
-
-
-def test_the_nearest_file_upwards_counts_and_a_variable_over_it(rk: Commands) -> None:
-    def retries() -> Any:
-        return rk("policy", "show", "block:any", "--json").json["policy"]["retries"]["value"]
-
-    rk.write("worker: {retries: {v2: {default_policy: {max_attempts: 9}}}}")
-    (rk.folder / "a" / "b").mkdir(parents=True)
-    rk.environment.chdir(rk.folder / "a" / "b")
-    assert retries() == 9
-    rk.environment.setenv("REEFKNOT__WORKER__RETRIES__V2__DEFAULT_POLICY__MAX_ATTEMPTS", "8")
-    assert retries() == 8
-    (rk.folder / "reefknot.yaml").unlink()
-    assert retries() == 8
 
 
 def test_a_copy_of_the_log_must_not_be_a_file_of_the_system(rk: Commands) -> None:

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from reefknot.console.cli import serve
 from reefknot.console.dashboard import server
-from reefknot.stores.sqlite import SqliteStore
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.running import Commands
 
@@ -138,16 +136,3 @@ def test_a_missing_package_is_named_by_its_extra_and_a_dashboard_may_be_off(rk: 
     rk.environment.setenv("REEFKNOT__DASHBOARD__ENABLED", "false")
     off = rk("up", "--for", "0")
     assert (off.code, "dashboard" in off.err) == (0, False)
-
-
-def test_a_store_that_is_locked_is_told_as_such(rk: Commands, store: Path) -> None:
-    defaults: dict[str, Any] = SqliteStore.__init__.__kwdefaults__ or {}
-    rk.environment.setitem(defaults, "patience", 0.2)
-    other = apsw.Connection(str(store))
-    try:
-        other.execute("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE").fetchall()
-        ended = rk("dashboard", "--for", "0")
-    finally:
-        other.close()
-    assert (ended.code, "locked for too long" in ended.err) == (75, True), ended.err
-    assert rk("dashboard", "--for", "0", "--port", "0").code == 0, "the control: nobody locks it any more"

@@ -21,14 +21,6 @@ def store(store: Path) -> Path:
     return store
 
 
-def test_a_list_narrows_by_type_and_reason(rk: Commands, store: Path) -> None:
-    table = {"": ["a", "b"], "--type other.type": ["b"], "--reason attempts": ["a"]}
-    table |= {"--before 1h": [], "--limit 1": ["a"], "--after a": ["b"]}
-    assert {words: work_items.ids(rk, "quarantine", *words.split()) for words in table} == table
-    for form in ((), ("--json",)):
-        assert "hunter2" not in rk("quarantine", "show", "a", *form).out
-
-
 def test_requeued_work_is_pending_again_discarded_has_its_reason_and_purged_is_gone(rk: Commands, store: Path) -> None:
     work_items.quarantined(store, "c")
     ended = rk("quarantine", "requeue", "a", "nope", "--as", "ann", "--json")
@@ -119,22 +111,6 @@ def test_a_dry_run_for_people_reads_no_more_than_it_shows(rk: Commands, store: P
     ended = rk("quarantine", "requeue", "--all", "--dry-run")  # which looks for jobs that nobody will run
     assert ended.out == "a would be requeued\n… and 1 more\n"
     assert work_items.ids(rk, "quarantine") == ["a", "b"]
-
-
-def test_a_job_of_a_source_is_shown_without_a_result_for_anybody(rk: Commands, store: Path) -> None:
-    name = "notes/a|b.md@1"
-    work_items.failed_job(store, IngestionJob(name, "own_sea", "notes", item="a|b.md"))
-    (listed,) = rk("quarantine", "list", "--source", "notes", "--json").json["items"]
-    shown = rk("quarantine", "show", name, "--json").json
-    assert (listed["id"], listed["source"], listed["class"]) == (name, "notes", "ingest.notes")
-    assert (shown["ingestion_job"]["item"], shown["result"]) == ("a|b.md", None)
-    assert "notes" in rk("quarantine", "list").out
-    assert rk("job", "show", name, "--json").json["source"] == "notes"
-    assert rk("job", "retry", name, "--because", "mended").out == f"{name} retried\n"
-    assert work_items.item(store, f"|{name}").resource_class == "ingest.notes"
-    ended = rk("job", "cancel", name, "--because", "enough", "--as", "ann")
-    assert (ended.code, ended.out) == (0, f"{name} (pending) cancelled\n")
-    assert work_items.ids(rk, "job", "--state", "cancelled") == [name]
 
 
 SOURCES = "sources: {notes: {connector: local_files, path: .}}\n"
