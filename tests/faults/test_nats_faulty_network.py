@@ -30,7 +30,7 @@ FAULTS = ("cut", "reset", "silent", "slow", "swallowed")
 SILENT_S = float(either(1, 6))
 """In full longer than a client takes to notice."""
 SLOW_S = 0.15
-REFUSED = "its report was refused"
+REFUSED = "its result is dropped"
 
 
 @asynccontextmanager
