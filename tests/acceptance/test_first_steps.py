@@ -161,13 +161,6 @@ def test_with_a_router_alone_the_worker_is_what_is_missing(shell: Shell) -> None
     assert "reefknot worker start --engine" in done.stderr
 
 
-def test_a_source_without_what_its_connector_needs_is_refused_with_its_line(shell: Shell) -> None:
-    (shell.folder / "reefknot.yaml").write_text("sources: {code: {connector: github_repository}}\n")
-    done = shell("reefknot config check")
-    assert done.returncode == 78
-    assert "reefknot.yaml:1:11: sources.code.repository" in done.stderr
-
-
 PACKAGES = {"nats-py": "nats", "python-docx": "docx"}
 """Modules that have another name than what installs them; parts of OpenTelemetry share one."""
 
