@@ -57,7 +57,7 @@ def test_a_mistake_in_a_page_is_not_retried_and_nothing_of_the_page_is_kept(fold
 
 
 def test_text_that_is_no_unicode_is_kept_with_a_problem(folder: Folder) -> None:
-    """The control of the pages above, too: without a mistake the page is kept."""
+    """The control of the page above, too: without a mistake it is kept."""
     done = synced(folder, page="'c', (rk.Document(**one | {'text': 'ahoy \\ud800'}),)")
     assert (done.code, "1 new or changed" in done.out) == (0, True), done.err
     assert "1 document could be read only in part" in done.err
