@@ -1,9 +1,7 @@
 """The trail of an assignment in the audit log: who submitted it, how it ended, what that costs, who took a key over."""
 
 import asyncio
-import csv
 import getpass
-import io
 import json
 import os
 import socket
@@ -307,24 +305,6 @@ def piped(folder: Folder, *words: str) -> tuple[int, str]:
     code, out, err = folder.ends(folder.start(*words))
     assert code in (0, 65), err
     return code, out
-
-
-def test_an_operator_sees_true_rates_and_pipes_a_selection_of_a_run(folder: Folder) -> None:
-    """Nine files are there and one is not: nine in ten succeed, at the first try."""
-    names = ["a.txt"] * 9 + ["missing.txt"]
-    lines = [{"job": {"type": "fs.blob_get", "payload": {"path": name}}, "tenant_id": "acme"} for name in names]
-    folder.write_lines("work.jsonl", *lines)
-    folder.ends(folder.start("run", "work.jsonl"))
-    step = json.loads(piped(folder, "audit", "analyse", "--json")[1])["categories"]["block:fs.blob_get"]
-    assert (step["success_rate"], step["ended"], step["success_of"]) == (0.9, {"error": 1, "success": 9}, "assignments")
-    _, text = piped(folder, "audit", "export", "-", "--type", "completed", "--tenant", "acme")
-    assert Counter(json.loads(line)["event"]["status"] for line in text.splitlines()) == {"success": 9, "error": 1}
-    _, rows = piped(folder, "audit", "export", "-", "--format", "csv", "--actor", getpass.getuser())
-    assert [row["event_type"] for row in csv.DictReader(io.StringIO(rows))] == ["submitted"] * 10
-    assert piped(folder, "audit", "export", "-", "--until", "1h")[1] == ""
-    code, replayed = piped(folder, "audit", "replay", "--json")
-    kinds = json.loads(replayed)["decisions_by_kind"]
-    assert (code, kinds) == (0, {"admission": 10, "retry": 1, "routing": 10})
 
 
 def test_a_running_system_keeps_heads_elsewhere_and_a_forged_log_does_not_fit_them(folder: Folder) -> None:

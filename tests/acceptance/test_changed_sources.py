@@ -115,15 +115,6 @@ def test_jobs_of_a_source_that_was_taken_out_are_listed_and_ended_by_forgetting_
     assert (done.code, "nothing is left of a source 'gone'" in done.err) == (2, True)
 
 
-def test_a_source_that_never_answered_is_not_healthy(folder: Folder) -> None:
-    mail = "{connector: imap_mailbox, host: 127.0.0.1, port: 1, tls: none, user: me, password: 'env:MAIL'}"
-    folder.set_variable("MAIL", "hush-hush")
-    configure(folder, mail=mail)
-    assert row(folder, "mail")["state"] == "never synced"
-    assert folder("source", "run", "mail").code == 75
-    assert row(folder, "mail")["state"] == "retrying"
-
-
 def test_a_folder_is_named_from_where_one_stands(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder.path / "work" / "docs").mkdir(parents=True)
     monkeypatch.chdir(folder.path / "work")

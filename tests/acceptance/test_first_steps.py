@@ -91,16 +91,6 @@ def test_without_folders_the_printed_command_is_no_file_step(shell: Shell) -> No
     assert "PERMISSION_DENIED" in done.stdout
 
 
-def test_with_the_written_file_a_job_that_was_given_up_waits_in_quarantine(shell: Shell) -> None:
-    (shell.folder / "work.jsonl").write_text(
-        '{"assignment_id": "gone", "job": {"type": "fs.blob_get", "payload": {"path": "no.txt"}}}\n'
-    )
-    assert shell("reefknot init && reefknot run work.jsonl").returncode == 1
-    listed = shell("reefknot quarantine list")
-    assert "gone" in listed.stdout
-    assert shell("reefknot audit verify").returncode == 0
-
-
 @pytest.mark.parametrize("command", ["up --for 0.1", "run work.jsonl", "worker start --for 0.1"])
 def test_without_a_file_the_baseline_is_explained_once_with_the_way_to_leave_it(shell: Shell, command: str) -> None:
     """And so are steps whose own options it ignores."""
@@ -169,13 +159,6 @@ def test_with_a_router_alone_the_worker_is_what_is_missing(shell: Shell) -> None
     done = shell("""reefknot submit --type fs.delete --inputs '{"path": "a"}' --wait --timeout 0.2""")
     assert done.stderr.startswith("no worker is running on this store")
     assert "reefknot worker start --engine" in done.stderr
-
-
-def test_a_source_without_what_its_connector_needs_is_refused_with_its_line(shell: Shell) -> None:
-    (shell.folder / "reefknot.yaml").write_text("sources: {code: {connector: github_repository}}\n")
-    done = shell("reefknot config check")
-    assert done.returncode == 78
-    assert "reefknot.yaml:1:11: sources.code.repository" in done.stderr
 
 
 PACKAGES = {"nats-py": "nats", "python-docx": "docx"}

@@ -71,23 +71,6 @@ def test_every_job_that_ended_without_success_runs_again_under_its_id(folder: Fo
     assert {one["work_id"] for one in again} == {*ENDS, "fine"}
 
 
-def test_what_cannot_be_retried_is_named_with_its_state(folder: Folder) -> None:
-    prepared(folder)
-    (folder.path / "repaired").touch()
-    folder.start("up", "--module", "orders")
-    assert folder("job", "retry", "failed-1").code == 0
-    until(lambda: folder.state("failed-1") == "succeeded")
-    refused = folder("job", "retry", "failed-1", "nobody", "failed-2", "--json")
-    assert (refused.code, refused.json["retried"], refused.json["missing"]) == (1, ["failed-2"], ["failed-1", "nobody"])
-    assert "'failed-1' cannot be retried: it is succeeded; accepted: failed, cancelled, quarantined" in refused.err
-    assert "'nobody' cannot be retried: there is no such job; `job list` lists all jobs" in refused.err
-    assert "select jobs by ids, a filter" in folder("job", "retry").err
-    assert folder("job", "retry").code == 2
-    assert folder("job", "retry", "--state", "running").code == 2
-    assert "no job matches" in folder("job", "retry", "--tenant", "acme").err
-    assert "no job matches" in folder("job", "retry", "--reason", "no such reason").err
-
-
 def test_a_quarantined_job_that_is_named_is_retried_and_a_filter_leaves_it(folder: Folder) -> None:
     folder.write("orders.py", STEPS)
     assert folder("submit", "--type", "own.order", "--id", "aside").code == 0

@@ -50,24 +50,14 @@ def test_an_error_of_a_connector_is_told_by_its_class_and_its_line(folder: Folde
 
 
 def test_a_mistake_in_a_page_is_not_retried_and_nothing_of_the_page_is_kept(folder: Folder) -> None:
-    for page, told in (
-        ("5", "cursor=5; accepted: a text"),
-        ("'c', (rk.Document(**one | {'text': 5}),)", "documents[0].text=5; accepted: a text"),
-        ("'c', (rk.Document(**one | {'id': 'i' * 20_000}),)", "it has 20000"),
-        ("'c', (rk.Document(**one | {'id': ''}),)", "documents[0].id=''; accepted: a text of 1 to 16384 characters"),
-        ("'c', (rk.Document(**one), rk.Document(**one | {'location': 'b'}))", "documents[1].id='1' twice"),
-        ("'c', (rk.Document(**one, metadata={'x': object()}),)", "documents[0].metadata['x']=<object object"),
-        ("'c', [rk.Document(str(n), str(n), '1') for n in range(1001)]", "1001 documents in one page"),
-    ):
-        done = synced(folder, page=page)
-        assert (done.code, told in done.out, "correct the connector" in done.out) == (1, True, True), done.out
-        assert done.out.startswith("k: the sync failed: the connector own_one returned ")
-        assert folder.json("source", "list")["sources"][0]["documents"] == 0
-        shutil.rmtree(folder.path / ".reefknot")
+    done = synced(folder, page="'c', (rk.Document(**one), rk.Document(**one | {'location': 'b'}))")
+    assert (done.code, "correct the connector" in done.out) == (1, True), done.out
+    assert done.out.startswith("k: the sync failed: the connector own_one returned documents[1].id='1' twice")
+    assert folder.json("source", "list")["sources"][0]["documents"] == 0
 
 
 def test_text_that_is_no_unicode_is_kept_with_a_problem(folder: Folder) -> None:
-    """The control of the pages above, too: without a mistake the page is kept."""
+    """The control of the page above, too: without a mistake it is kept."""
     done = synced(folder, page="'c', (rk.Document(**one | {'text': 'ahoy \\ud800'}),)")
     assert (done.code, "1 new or changed" in done.out) == (0, True), done.err
     assert "1 document could be read only in part" in done.err

@@ -136,8 +136,4 @@ def test_jobs_of_a_source_that_no_system_has_are_said_to_wait_and_others_are_not
     done = folder("quarantine", "requeue", "--source", "sea", "--because", "again")
     assert (done.code, "within seconds" in done.err) == (0, False)
     assert "3 jobs wait for sea (not configured here, and in no running system)" in done.err
-    assert "reefknot source add sea …" in done.err
     assert {folder.states()[name] for name in (first, second, third)} == {"pending"}
-    assert folder("job", "cancel", first).code == 0
-    assert folder.json("job", "retry", first)["unconfigured_sources"] == ["sea"]
-    assert [folder("job", "cancel", name).code for name in (first, second, third)] == [0, 0, 0]

@@ -289,14 +289,6 @@ def test_an_unreachable_network_is_transient_also_as_a_plain_os_error(name: str)
     assert not is_transient(failure_from(OSError(errno.ENOSPC, "no space left")))
 
 
-def test_codes_are_taken_by_number_name_and_member() -> None:
-    book = rk.PolicyBook.loads("{}")
-    spelled = (3003, "3003", "http_error", rk.ErrorCode.http_error)
-    assert len({book.resolve("block:http", code=code).max_attempts for code in spelled}) == 1
-    with pytest.raises(rk.ParameterError, match="code"):
-        book.resolve("block:http", code=9999)
-
-
 def test_a_connector_of_ones_own_begins_with_the_generic_defaults() -> None:
     book = rk.PolicyBook.loads("retry_policies: {carrier_pigeon: {max_attempts: 2, max_retry_after_seconds: 7200}}")
     policy = book.resolve("connector:carrier_pigeon")

@@ -146,6 +146,7 @@ def test_a_failure_is_made_from_what_is_known_of_it_and_an_exception_by_its_ance
     assert failure_from_facts(code="http_error", http_status=429).failure_type is FailureType.RATE_LIMITED
     assert failure_from_facts(code="NETWORK_ERROR").code is ErrorCode.network_error
     assert failure_from_facts(code="3002").code is ErrorCode.connection_timeout
+    assert failure_from_facts(code=3003).code is ErrorCode.http_error
     assert failure_from_facts(code=ErrorCode.internal_error).code is ErrorCode.internal_error
     assert failure_from_facts(http_status=503).code is ErrorCode.http_error
     assert failure_from_facts(message="HTTP 503 from upstream").http_status == 503

@@ -11,7 +11,6 @@ from reefknot.policy.sections import keys_of
 from tests.unit.console.cli.running import Commands
 
 BAD: dict[str, tuple[bytes, str]] = {
-    "unknown key": (b"worker: {retrys: {}}", "unknown key"),
     "an engine with a password": (b"engine: sqlite://bob:canary-1@host/state.db\n", "engine"),
     "alias bomb": (
         b"a: &a [x, x, x, x, x, x, x, x, x]\n"
@@ -21,7 +20,6 @@ BAD: dict[str, tuple[bytes, str]] = {
         "limit",
     ),
     "10 MB": (b"# " + b"x" * 10_000_000, "256 kB"),
-    "bad UTF-8": (b"engine: 'sqlite:\xff'", "is not UTF-8"),
 }
 """Files that no command accepts; the golden files show what is said of many more."""
 

@@ -7,7 +7,6 @@ import select
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -180,23 +179,3 @@ def test_a_closed_stdin_is_a_usage_error_and_an_empty_one_is_not(tmp_path: Path,
 def test_closed_streams_change_no_exit_code(tmp_path: Path, line: str, code: int) -> None:
     done = shell(f"reefknot {line}", tmp_path)
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (code, "", False)
-
-
-def on_a_terminal(cwd: Path, **environment: str) -> str:
-    ours, theirs = os.openpty()
-    env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "TERM": "xterm-256color", **environment}
-    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": theirs, "stderr": subprocess.DEVNULL}
-    try:
-        subprocess.run([EXECUTABLE, "policy", "templates"], cwd=cwd, env=env, **streams, timeout=30, check=True)
-        return os.read(ours, 65536).decode()
-    finally:
-        os.close(ours)
-        os.close(theirs)
-
-
-COLOUR = re.compile(r"\x1b\[(?:\d+;)*3[0-9](?:;\d+)*m")
-
-
-def test_a_terminal_gets_colours_unless_it_wants_none(tmp_path: Path) -> None:
-    assert COLOUR.search(on_a_terminal(tmp_path))
-    assert not COLOUR.search(on_a_terminal(tmp_path, NO_COLOR="1"))

@@ -56,14 +56,6 @@ def starts(inputs, context):
     subprocess.run([sys.executable, "-c", "print('a line of a child')"], check=True)
     os.write(1, b"a line of a library\\n")
     return {}
-
-
-@rk.block("own.waits")
-async def waits(inputs, context):
-    import asyncio
-
-    print("waiting", flush=True)
-    await asyncio.sleep(3600)
 """
 
 
@@ -173,18 +165,3 @@ def test_what_a_step_prints_under_up_goes_to_stderr(folder: Path) -> None:
         out, err = up.communicate(timeout=100)
     assert all("event_type" in one or "summary" in one for one in map(json.loads, out.splitlines())), out
     assert "a line of the step\n" in err
-
-
-def test_a_real_ctrl_c_still_ends_the_run(folder: Path) -> None:
-    run = started(folder, "run", work(folder, "own.waits"))
-    try:
-        assert run.stderr is not None
-        lines = iter(run.stderr.readline, "")
-        assert any(line == "waiting\n" for line in lines)
-        run.send_signal(signal.SIGINT)
-        assert any("shutting down" in line for line in lines)
-        run.send_signal(signal.SIGINT)
-        run.communicate(timeout=100)
-    finally:
-        run.kill()
-    assert run.returncode == 130

@@ -21,21 +21,6 @@ def store(store: Path) -> Path:
     return store
 
 
-def test_requeued_work_is_pending_again_discarded_has_its_reason_and_purged_is_gone(rk: Commands, store: Path) -> None:
-    work_items.quarantined(store, "c")
-    ended = rk("quarantine", "requeue", "a", "nope", "--as", "ann", "--json")
-    assert (ended.code, ended.json["requeued"], ended.json["missing"]) == (1, ["a"], ["nope"])
-    back = work_items.item(store, "a")
-    assert (back.state.value, back.generation, back.attempts) == ("pending", 1, 0)
-    assert work_items.requeued(store) == [("a", 1)]
-    ended = rk("quarantine", "discard", "--reason", "vanished", "--because", "known crash", "--json")
-    given_up = work_items.item(store, "b")
-    assert (ended.json["discarded"], "1 to be discarded: 1 other.type" in ended.err) == (["b"], True)
-    assert (given_up.state.value, given_up.history[-1].why) == ("discarded", "known crash")
-    assert rk("quarantine", "purge", "c").code == 0
-    assert work_items.item(store, "c") is None
-
-
 CONFIG = """\
 worker:
   quarantine_failed: true
@@ -49,7 +34,9 @@ blocks:
 def test_a_job_whose_lease_ran_out_is_reported_as_the_list_shows_it(rk: Commands, store: Path) -> None:
     work_items.accepted(store, "lost", None)
     assert "lost" in work_items.ids(rk, "job", "--state", "pending")
-    assert "'lost' is not in quarantine: it is pending" in rk("quarantine", "requeue", "lost").err
+    ended = rk("quarantine", "requeue", "a", "lost", "--json")
+    assert (ended.code, ended.json["requeued"], ended.json["missing"]) == (1, ["a"], ["lost"])
+    assert "'lost' is not in quarantine: it is pending" in ended.err
     assert "'lost' cannot be retried: it is pending" in rk("job", "retry", "lost").err
 
 

@@ -18,7 +18,6 @@ from tests.unit.console.cli.steps import Folder, get, lines, prepared, results
 
 pytestmark = pytest.mark.usefixtures("own")
 ENDS = ("succeeded", "failed", "timed_out", "cancelled", "rejected", "dropped")
-KEYS = ["total", *ENDS, "recovered", "quarantined", "retries", "unfinished", "elapsed_s"]
 
 
 def summary(rk: Commands, *words: str, code: int) -> dict[str, Any]:
@@ -28,12 +27,6 @@ def summary(rk: Commands, *words: str, code: int) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(line)
     assert found["total"] == sum(found[end] for end in ENDS)
     return found
-
-
-def test_a_file_that_succeeds_ends_with_0_and_exactly_the_promised_summary(rk: Commands) -> None:
-    found = summary(rk, lines(rk, get("a.txt"), get("a.txt")), code=0)
-    assert (list(found), found["total"], found["succeeded"], found["retries"]) == (KEYS, 2, 2, 0)
-    assert (rk.folder / ".reefknot" / "state.db").exists(), "the default store is beside the configuration"
 
 
 @pytest.mark.parametrize("quarantine", [False, True])
@@ -139,19 +132,6 @@ async def test_reading_many_ids_takes_no_more_memory(tmp_path: Path, monkeypatch
     bounded = await largest_memory(file)
     monkeypatch.setattr(reading, "MOST_IDS", 1 << 30)
     assert bounded < 400_000 < await largest_memory(file), "the second is the control"
-
-
-def test_a_named_file_that_is_missing_is_78_unless_the_environment_opened_the_gate(rk: Commands) -> None:
-    file = lines(rk)
-    assert rk("run", file, "--config", "gone.yaml").code == 78
-    rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "true")
-    ended = rk("run", file, "--config", "gone.yaml")
-    assert (ended.code, "gone.yaml is missing, so the baseline is in force" in ended.err) == (0, True)
-    (told,) = [line for line in ended.err.splitlines() if "baseline" in line]
-    assert told.endswith("; create the file, or do not name it"), "the variable is set already"
-    rk.environment.setenv("WORKER_RETRIES_V2_ENABLED", "false")
-    (told,) = [line for line in rk("run", file).err.splitlines() if "worker.retries.v2 is off" in line]
-    assert told.endswith("To switch it on: WORKER_RETRIES_V2_ENABLED=true; the environment overrides the file")
 
 
 @pytest.mark.parametrize("name", ["work.jsonl", "./work.jsonl", "hard.jsonl", "soft.jsonl"])

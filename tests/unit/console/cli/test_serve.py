@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from reefknot.app.system import System
 
 
-def test_events_are_printed_as_it_happens_and_counted_at_the_end(rk: Commands) -> None:
-    own = prepared(rk, quarantine=True)
-    assert rk("submit", lines(rk, own.flaky("lucky", 1), own.flaky("unlucky", 9), ODD)).code == 0
-    ended = up_until_ended(rk, "lucky", "unlucky", "odd", module=own.module)
-    assert ended.code == 0
-    told = [line.split(maxsplit=2)[1:] for line in ended.out.splitlines()[:-1]]
-    for kind, name in (("retry", "lucky"), ("recovered", "lucky"), ("quarantined", "unlucky"), ("rejected", "odd")):
-        assert any(words[0] == kind and words[1].startswith(name) for words in told), (kind, ended.out)
-    assert "1 succeeded, 1 failed, 1 recovered, 3 retries" in ended.out.splitlines()[-1]
-
-
 ODD = {"assignment_id": "odd", "request_id": "r", "job": {"type": "fs.blob_get", "payload_ref": "elsewhere"}}
 """A worker refuses it, and the router ends it for that: one rejection."""
 

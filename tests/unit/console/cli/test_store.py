@@ -55,14 +55,6 @@ async def test_a_copy_that_cannot_be_written_blames_the_target(tmp_path: Path) -
             await kept.backup(tmp_path / "nowhere" / "x.db")
 
 
-def test_a_backup_is_a_store_of_its_own_and_overwrites_nothing(rk: Commands, store: Path) -> None:
-    ended = rk("store", "backup", "copy.db", "--as", "ann", "--json")
-    assert (ended.code, ended.json["target"]) == (0, "copy.db")
-    assert rk("audit", "verify", "--engine", "sqlite:copy.db").code == 0
-    assert rk("store", "backup", "copy.db").code == 1
-    assert work_items.operator_actions(store) == [("ann", "store.backup")]
-
-
 def test_an_older_file_is_migrated_audited_and_a_dry_run_changes_nothing(rk: Commands) -> None:
     path = rk.folder / ".reefknot" / "state.db"
     path.parent.mkdir()

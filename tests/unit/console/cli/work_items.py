@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from reefknot.app.system import System
-from reefknot.audit.model.event import AnyEvent, OperatorAction, Requeued, decode
+from reefknot.audit.model.event import AnyEvent, OperatorAction, decode
 from reefknot.ingest.jobs import IngestionJob
 from reefknot.queue.client import Client
 from reefknot.queue.model.messages import ExecAssignment, Job, encode
@@ -97,10 +97,6 @@ def events(path: Path) -> list[AnyEvent]:
 
 def operator_actions(path: Path) -> list[tuple[str, str]]:
     return [(one.actor, one.action) for one in events(path) if isinstance(one, OperatorAction)]
-
-
-def requeued(path: Path) -> list[tuple[str | None, int | None]]:
-    return [(one.work_id, one.generation) for one in events(path) if isinstance(one, Requeued)]
 
 
 def item(path: Path, name: str) -> Any:

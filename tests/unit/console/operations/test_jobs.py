@@ -49,7 +49,12 @@ def test_a_filter_with_bad_syntax_is_refused_by_its_name_and_no_selection_never_
     with pytest.raises(OperationError, match="select jobs by ids") as refused:
         jobs.RetryQuery()
     assert refused.value.kind == "invalid"
-    for selection in ({"all": True, "ids": ("a",)}, {"ids": ("a",), "state": "failed"}, {"tenant": " "}):
+    for selection in (
+        {"all": True, "ids": ("a",)},
+        {"ids": ("a",), "state": "failed"},
+        {"tenant": " "},
+        {"state": "running"},
+    ):
         with pytest.raises(ParameterError):
             jobs.RetryQuery(**selection)
 
@@ -66,10 +71,11 @@ async def test_a_retry_has_its_count_before_the_first_change_and_why_named_jobs_
     done = await jobs.retry_jobs(scene.operator, query, because="fixed", listener=listener)
     assert (done["retried"], done["count"], done["missing"]) == (["paid"], 1, [])
     assert heard == [{"http.request": 1}, ["acme|paid"], 1]
-    named = await jobs.retry_jobs(scene.operator, jobs.RetryQuery(ids=("paid", "waits")))
-    assert (named["missing"], named["count"]) == (["paid", "waits"], 0)
+    named = await jobs.retry_jobs(scene.operator, jobs.RetryQuery(ids=("paid", "waits", "gone")))
+    assert (named["missing"], named["count"]) == (["paid", "gone", "waits"], 0)
     assert "'paid' of tenant 'acme' cannot be retried: it is pending" in named["reasons"][0]
-    assert "it is pending; accepted: failed" in named["reasons"][1]
+    assert "it is pending; accepted: failed, cancelled, quarantined" in named["reasons"][2]
+    assert "'gone' cannot be retried: there is no such job; `job list` lists all jobs" in named["reasons"][1]
 
 
 @pytest.mark.parametrize("scene", [SMALL], indirect=True)
