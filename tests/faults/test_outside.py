@@ -25,7 +25,8 @@ SERVICES = {20: (2, 100), 100: (8, 80)}
 """By requests a second: how many at once, and milliseconds for each."""
 ENGINES = ["sqlite", "nats"]
 MOST_SUBMIT_S = 0.2
-MOST_GROWTH_MB = 10
+MOST_GROWTH_MB = {"sqlite": 10, "nats": 25}
+"""On NATS a process fills its bounded memory of keys and ends for a minute: 136 MB after 60 s, and after 150 s."""
 TRIED = ENGINES if ALL else ["sqlite"]
 CLIENTS = 2
 SLOW_SERVICE = (8, 80)
@@ -56,7 +57,7 @@ def wrong_with(found: list[Request], service: Stub, memory: list[float], on: str
         broken.append(f"submit took {submit_s:.2f} s")
     if late > 0.1 * len(kept):
         broken.append(f"{late} of {len(kept)} that were accepted did not succeed")
-    if memory[-1] - memory[0] > MOST_GROWTH_MB:
+    if memory[-1] - memory[0] > MOST_GROWTH_MB[on]:
         broken.append(f"memory went from {memory[0]:.0f} to {memory[-1]:.0f} MB")
     return broken
 
