@@ -44,7 +44,8 @@ VALUES: dict[str, object] = {
 
 
 def value_of(annotation: object) -> object:
-    return VALUES[str(annotation).partition(" |")[0].partition("[")[0]]
+    name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return VALUES[name.partition(" |")[0].partition("[")[0]]
 
 
 def made(cls: type[ReefknotError]) -> ReefknotError:
