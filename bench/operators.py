@@ -123,7 +123,7 @@ def _templates() -> list[Event]:
             )
         )
     return [
-        Submitted(**about, actor="somebody", host="here", process=7),
+        Submitted(**about, actor="ann", host="here", process=7),
         Routing(**about, worker_id="worker-1"),
         Admission(**about, worker_id="worker-1", resource_class="io"),
         TimeoutOccurred(**about, attempt_number=1, timeout_seconds=0.5, operation="demo.step"),
@@ -192,7 +192,7 @@ FILTERS: tuple[dict[str, Any], ...] = (
     {"error": RARE_ERROR, "state": "failed"},
     {"since": "1h"},
     {"before": "1h", "tenant": RARE_TENANT},
-    {"sort": "oldest", "error": "of nobody"},
+    {"sort": "oldest", "error": "of none"},
 )
 
 

@@ -40,7 +40,7 @@ VIEWERS = 50
 SLOWER = 1.05
 ROUND = 8000
 """Assignments in one file. The figures are for one of them."""
-UNWATCHED, WATCHED = "nobody watches", f"{VIEWERS} browsers watch"
+UNWATCHED, WATCHED = "no browser watches", f"{VIEWERS} browsers watch"
 GATES = {"WORKER_RETRIES_V2_ENABLED": "true", "WORKER_QUEUE_V2_ENABLED": "true"}
 
 
@@ -62,7 +62,7 @@ def addresses(items: int) -> dict[str, str]:
         "workers": "/workers",
         "sources": "/sources",
         "audit": "/audit",
-        "audit by text": "/audit?text=of+nobody",
+        "audit by text": "/audit?text=of+none",
         "verify": "/audit/verify",
         "replay": "/audit/replay",
         "health": "/health",
@@ -249,7 +249,7 @@ TABLES = (
         title="A worker that browsers watch",
         about=(
             "An assignment through router, queue and worker in one process that also serves the dashboard, with "
-            "nobody and with fifty browsers that watch five views; rounds of both take turns."
+            "no browser and with fifty browsers that watch five views; rounds of both take turns."
         ),
         unit=MICROSECONDS,
         reference=UNWATCHED,

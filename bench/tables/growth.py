@@ -384,7 +384,7 @@ TABLES = (
         name="growth",
         title="A store that grows",
         about=(
-            "Calls and commands over a store with so many ended, so many pending and so many quarantined jobs, as many "
+            "Calls and commands over a store with 10³ to 10⁶ ended, pending and quarantined jobs each, as many "
             "keys, and as many events. A call that writes is alone, and on disk before it returns. A command is the "
             "whole life of its process. What reads the whole record by its nature is not here: `audit verify`, "
             "`replay` and `export`, `store check`, `backup` and `compact`, `idempotency stats`, and bulk actions "

@@ -142,7 +142,7 @@ TABLES = (
         title="One assignment on an idle system",
         about=(
             "From `client.run` to its result, of a step that does nothing, on SQLite with `synchronous=FULL`; the "
-            "system has nothing else to do. Nothing polls: a commit wakes whoever waits for it, in the same process by "
+            "system has nothing else to do. Nothing polls: a commit wakes its waiters, in the same process by "
             "topic, in others because the kernel tells of the write."
         ),
         unit=MILLISECONDS,
