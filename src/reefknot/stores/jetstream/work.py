@@ -276,7 +276,19 @@ class JetStreamWorkQueue(TableWorkQueue):
         for (pool, state), number in zip(wanted, numbers, strict=True):
             if number:
                 found.counts.setdefault(pool, {})[state] = number
+        await self._count_aside(found)
         return found
+
+    async def _count_aside(self, found: WorkSnapshot) -> None:
+        """Count the quarantine of classes that have no open work and no service time, whose names only items tell."""
+        aside = WorkState.QUARANTINED
+        every = await count(self.state.connection, self.state.names.state, [self.state.names.all_work(aside.value)])
+        if every <= sum(states.get(aside, 0) for states in found.counts.values()):
+            return
+        by_pool = Counter[str]()
+        await self._read(WorkFilter(state=aside), lambda item: by_pool.update([item.pool]))
+        for pool, number in by_pool.items():
+            found.counts.setdefault(pool, {})[aside] = number
 
     async def purge(self, before: int) -> int:
         names, gone = self.state.names, 0
