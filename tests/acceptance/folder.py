@@ -194,7 +194,8 @@ class Folder:
         """A system, as soon as it says that it is up."""
         process = self.start("up", "--module", "naps", *words, **start)
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("up ")
+        line = process.stderr.readline()
+        assert line.startswith("up "), line
         return process
 
     def part(self, kind: str, *words: str, protection: str = "") -> subprocess.Popen[str]:

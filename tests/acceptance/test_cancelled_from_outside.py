@@ -85,7 +85,8 @@ def neighbours(folder: Folder) -> None:
 
 
 def up(folder: Folder) -> subprocess.Popen[str]:
-    return folder.up("--drain", "0.5")
+    """A system that may be cancelled before it says that it is up."""
+    return folder.start("up", "--module", "naps", "--drain", "0.5")
 
 
 def worker(folder: Folder) -> subprocess.Popen[str]:
