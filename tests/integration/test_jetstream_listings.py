@@ -116,3 +116,28 @@ async def test_requeued_work_is_counted_once_a_moment_later(store: JetStreamStor
     async with asyncio.timeout(20):
         while (await store.work.snapshot()).counts != {"io": {WorkState.PENDING: 1}}:  # noqa: ASYNC110 - the server's
             await asyncio.sleep(0.1)
+
+
+async def test_the_quarantine_of_an_idle_class_is_counted_and_read_once(
+    monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer
+) -> None:
+    """Its class has no open work and was never answered: only its items tell its name."""
+    url, read = f"{nats_server.url}/{new_id()}", list[str]()
+    async with opened(url) as store:
+        for name in ("a", "b"):
+            await store.work.enqueue([WorkItem(name, "t", "idle")])
+            (item,) = await store.work.claim(1, WorkClaim(owner="w", classes=["idle"]))
+            await store.work.settle([Settlement(name, "w", item.fence, Quarantine("bad"))])
+    async with opened(url) as store:
+        store.work.table.service_times.clear()
+
+        async def counted(*words: Any, **more: Any) -> None:
+            read.append("all")
+            await reads.scan_each(*words, **more)
+
+        monkeypatch.setattr(work, "scan_each", counted)
+        for _ in range(3):
+            assert (await store.work.snapshot()).counts == {"idle": {WorkState.QUARANTINED: 2}}
+        assert read == ["all"], "from then on its class is known"
+        await store.quarantine.requeue(EVERYTHING, who="ann")
+        assert (await store.work.snapshot()).counts["idle"][WorkState.PENDING] == 2

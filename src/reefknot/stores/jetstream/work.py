@@ -53,6 +53,8 @@ class JetStreamWorkQueue(TableWorkQueue):
         self.state = state
         self._commits = commits
         self._ends = EndedWork(state, self.look)
+        self._pools_aside: set[str] = set()
+        """Classes with work in quarantine, as of the last snapshot."""
 
     async def write(
         self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
@@ -267,28 +269,27 @@ class JetStreamWorkQueue(TableWorkQueue):
                 found.oldest_ms,
             )
 
+        names, aside = self.state.names, WorkState.QUARANTINED
+        every = await count(self.state.connection, names.state, [names.all_work(aside.value)])
         found = await self.look(open_work)
-        pools = sorted({item.pool for item in self.table.items.values()} | set(self.table.service_times))
-        wanted = [(pool, state) for pool in pools for state in _NOT_OPEN]
-        names = self.state.names
+        known = {item.pool for item in self.table.items.values()} | set(self.table.service_times)
+        wanted = [(pool, state) for pool in sorted(known | self._pools_aside) for state in _NOT_OPEN]
         subjects = [names.all_work(state.value, token_of(pool)) for pool, state in wanted]
         numbers = await gathered(lambda one: count(self.state.connection, names.state, [one]), subjects)
         for (pool, state), number in zip(wanted, numbers, strict=True):
             if number:
                 found.counts.setdefault(pool, {})[state] = number
-        await self._count_aside(found)
+        if every > sum(states.get(aside, 0) for states in found.counts.values()):
+            await self._count_aside(found)
+        self._pools_aside = {pool for pool, states in found.counts.items() if aside in states}
         return found
 
     async def _count_aside(self, found: WorkSnapshot) -> None:
-        """Count the quarantine of classes that have no open work and no service time, whose names only items tell."""
-        aside = WorkState.QUARANTINED
-        every = await count(self.state.connection, self.state.names.state, [self.state.names.all_work(aside.value)])
-        if every <= sum(states.get(aside, 0) for states in found.counts.values()):
-            return
+        """Count all that is in quarantine by reading it: items of a class that is not known otherwise are among it."""
         by_pool = Counter[str]()
-        await self._read(WorkFilter(state=aside), lambda item: by_pool.update([item.pool]))
+        await self._read(WorkFilter(state=WorkState.QUARANTINED), lambda item: by_pool.update([item.pool]))
         for pool, number in by_pool.items():
-            found.counts.setdefault(pool, {})[aside] = number
+            found.counts.setdefault(pool, {})[WorkState.QUARANTINED] = number
 
     async def purge(self, before: int) -> int:
         names, gone = self.state.names, 0
