@@ -1,5 +1,5 @@
 """
-The seam of tracing: where spans begin and end, without a tracing library.
+The interface of tracing: where spans begin and end, independent of any tracing library.
 
 `tracing.tracer` is None until `reefknot.console.traces` puts one there, and while it is None a call pays for one
 comparison. A `CallTrace` is the spans of one call: an operation, and a child for each of its attempts. Only the span of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         def end(self) -> None: ...
 
     class Tracer(Protocol):
-        """A tracing library, behind this seam."""
+        """A tracing library, as the rest of the code sees it."""
 
         def start(
             self, name: str, attributes: Attributes, *, kind: str = "internal", parent: TraceSpan | str | None = None
@@ -78,7 +78,7 @@ LONGEST_NAME = 100
 
 
 class CallTrace:
-    """Spans of one call. Everything may be called at any time; what has ended ends once."""
+    """Spans of one call. Every method may be called at any time; a span ends once."""
 
     __slots__ = ("_attempt", "_name", "_operation", "_tracer")
 

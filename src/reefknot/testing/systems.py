@@ -333,7 +333,7 @@ class VirtualSystem(_SystemUnderTest):
                 self._thread = None
 
     async def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine in the system's loop. The loop of the test goes on meanwhile."""
+        """The result of a coroutine in the system's loop. The loop of the test keeps running meanwhile."""
         try:
             thread = self._running
         except BaseException:

@@ -199,7 +199,7 @@ class RecordCaches:
         self.counters: tuple[int, ...] = ()
         """The counters as the last transaction wrote them; empty when they have to be read."""
         self.last_tenant = ""
-        """The tenant whose work was claimed last: the next turn is that of the one behind it."""
+        """The tenant whose work was claimed last; the tenant after it has the next turn."""
         self.keys: WriteCache[StoredKey] = WriteCache()
         self.items: WriteCache[WorkItem] = WriteCache()
 
