@@ -57,11 +57,11 @@ def shown(seconds: float, per_second: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def _judged(row: Row) -> tuple[str, str]:
+def _judged(*rows: Row) -> tuple[str, str]:
     """Targets and verdict."""
-    targets = "; ".join(str(verdict.target) for verdict in row.verdicts)
-    missed = [str(verdict) for verdict in row.verdicts if verdict.missed is not None]
-    return targets, "; ".join(missed) or ("met" if row.verdicts else "")
+    verdicts = [verdict for row in rows for verdict in row.verdicts]
+    missed = [str(verdict) for verdict in verdicts if verdict.missed is not None]
+    return "; ".join(str(verdict.target) for verdict in verdicts), "; ".join(missed) or ("met" if verdicts else "")
 
 
 def _cells(row: Row, result: Result) -> tuple[str, ...]:
@@ -69,14 +69,14 @@ def _cells(row: Row, result: Result) -> tuple[str, ...]:
 
 
 def _matrix(result: Result) -> list[tuple[str, ...]]:
-    """A line for the contestants whose names differ in the column only. The targets are those of the last one."""
+    """A line for the contestants whose names differ in the column only, with the targets of all of them."""
     lines: dict[str, list[Row]] = {}
     for row in result.rows:
         lines.setdefault(row.name.rpartition(", ")[0], []).append(row)
     unit = result.table.unit
     grid: list[tuple[str, ...]] = [("", *(f"{column}, {unit.name}" for column in result.columns), "target", "verdict")]
     for name, rows in lines.items():
-        judged = (cell.replace(f"{name}, ", "") for cell in _judged(rows[-1]))
+        judged = (cell.replace(f"{name}, ", "") for cell in _judged(*rows))
         grid.append((name, *(shown(row.seconds, unit.per_second) for row in rows), *judged))
     return grid
 
