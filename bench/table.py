@@ -25,6 +25,8 @@ class Unit:
 
 MICROSECONDS = Unit("µs per call", 1e6)
 MILLISECONDS = Unit("ms", 1e3)
+MESSAGES = Unit("messages", 1)
+"""For a table that counts: its figures are no seconds."""
 
 
 @dataclass(frozen=True, slots=True)

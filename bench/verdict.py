@@ -34,6 +34,17 @@ class AtMostSeconds:
 
 
 @dataclass(frozen=True, slots=True)
+class AtMost:
+    """No more than `limit` of what a table counts in place of seconds."""
+
+    limit: float
+    what: str
+
+    def __str__(self) -> str:
+        return f"≤ {self.limit:g} {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
 class AheadOf:
     """Faster than each of the others."""
 
@@ -43,7 +54,7 @@ class AheadOf:
         return "ahead of every peer"
 
 
-Target = AtMostTimes | AtMostSeconds | AheadOf
+Target = AtMostTimes | AtMostSeconds | AtMost | AheadOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,8 @@ def judge(target: Target, name: str, figures: Figures) -> Verdict:
             return Verdict(target, None if times <= limit else f"{times:.2f} × {of}")
         case AtMostSeconds(limit=limit):
             return Verdict(target, None if figures[name] <= limit else f"{figures[name] * 1e6:.3g} µs")
+        case AtMost(limit=limit):
+            return Verdict(target, None if figures[name] <= limit else f"{figures[name]:.3g}")
         case AheadOf(others=others):
             ahead = [other for other in others if figures[other] <= figures[name]]
             return Verdict(target, f"behind {', '.join(ahead)}" if ahead else None)

@@ -94,6 +94,10 @@ class Counter:
         self._left = number
         self._all = asyncio.Event()
 
+    def restart(self, number: int) -> None:
+        self._left = number
+        self._all.clear()
+
     def count(self) -> None:
         self._left -= 1
         if self._left <= 0:
@@ -104,7 +108,7 @@ class Counter:
             await self._all.wait()
 
 
-async def _write(client: Any, subject: str, bodies: list[bytes]) -> None:
+async def write(client: Any, subject: str, bodies: list[bytes]) -> None:
     """Send messages in one write."""
     await client._send_command(b"".join(b"PUB %s %d\r\n%s\r\n" % (subject.encode(), len(one), one) for one in bodies))
     await client._flush_pending()
@@ -125,7 +129,7 @@ def contestant(
             async with consuming(url, counter):
                 given = bodies(number)
                 began = perf_counter()
-                await _write(client, subject, given)
+                await write(client, subject, given)
                 await counter.wait()
                 return (perf_counter() - began) / MESSAGES
         finally:
@@ -261,10 +265,10 @@ def ours(guarantee: str, folder: Path) -> Consumer:
     @asynccontextmanager
     async def consuming(url: str, counter: Counter) -> AsyncIterator[None]:
         client = await nats.connect(url)
-        await _count_results(client, counter)
+        await count_results(client, counter)
         try:
             async with running_system(url, settings, modules=(nothing.__module__,), router=None):
-                await _are_there(client, 1)
+                await are_there(client, 1)
                 yield
         finally:
             await client.close()
@@ -272,7 +276,7 @@ def ours(guarantee: str, folder: Path) -> Consumer:
     return consuming
 
 
-async def _count_results(client: Any, counter: Counter) -> Any:
+async def count_results(client: Any, counter: Counter) -> Any:
     """Count results without reading them, so that the counting costs next to nothing."""
     hear_directly(client)
     subscription = await client.subscribe(RESULTS)
@@ -280,7 +284,7 @@ async def _count_results(client: Any, counter: Counter) -> Any:
     return subscription
 
 
-def _our_bodies(number: int, step: str = "bench.nothing") -> list[bytes]:
+def our_bodies(number: int, step: str = "bench.nothing") -> list[bytes]:
     steps = (Job(step, {"number": one}) for one in range(number))
     return [encode(ExecAssignment(assignment_id=new_id(), request_id=new_id(), job=step)) for step in steps]
 
@@ -289,8 +293,8 @@ def run_worker(effort: Effort) -> Run:
     with server() as (url, folder):
         contestants = [
             contestant(RAW, url, raw, SUBJECT, _plain_bodies),
-            contestant(DEDUP, url, ours("result-dedup", folder), ASSIGN, _our_bodies),
-            contestant(FENCED, url, ours("fenced", folder), ASSIGN, _our_bodies),
+            contestant(DEDUP, url, ours("result-dedup", folder), ASSIGN, our_bodies),
+            contestant(FENCED, url, ours("fenced", folder), ASSIGN, our_bodies),
             contestant(FASTSTREAM, url, with_faststream, SUBJECT, _plain_bodies),
             contestant(TASKIQ, url, with_taskiq, SUBJECT, _taskiq_bodies),
         ]
@@ -372,7 +376,7 @@ def _with_workers(url: str, folder: Path, number: int, rounds: int) -> list[floa
     async def batches() -> list[float]:
         client = await nats.connect(url)
         try:
-            await _are_there(client, number)
+            await are_there(client, number)
             return [await _shared(client) for _ in range(rounds + 1)][1:]
         finally:
             await client.close()
@@ -383,7 +387,7 @@ def _with_workers(url: str, folder: Path, number: int, rounds: int) -> list[floa
         end_parts(parts)
 
 
-async def _are_there(client: Any, number: int) -> None:
+async def are_there(client: Any, number: int) -> None:
     """Wait until so many workers ask the server for assignments."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -398,11 +402,11 @@ async def _are_there(client: Any, number: int) -> None:
 
 async def _shared(client: Any) -> float:
     counter = Counter(MESSAGES)
-    subscription = await _count_results(client, counter)
-    given = _our_bodies(MESSAGES, "bench.empty")
+    subscription = await count_results(client, counter)
+    given = our_bodies(MESSAGES, "bench.empty")
     await client.flush()
     began = perf_counter()
-    await _write(client, ASSIGN, given)
+    await write(client, ASSIGN, given)
     await counter.wait()
     await subscription.unsubscribe()
     return (perf_counter() - began) / MESSAGES

@@ -11,22 +11,28 @@ import asyncio
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
+import nats
+
 import reefknot as rk
 from bench.measure import FULL, Effort, Timing
+from bench.table import MESSAGES as STORED
 from bench.table import MICROSECONDS, MILLISECONDS, Run, Table
-from bench.tables.nats import PACKAGES, servers
+from bench.tables.nats import MESSAGES, PACKAGES, Counter, are_there, count_results, our_bodies, servers, write
 from bench.tables.round_trip import STARTED_WITHIN_S, STEPS, end_parts, part_of
-from bench.verdict import AtMostSeconds, AtMostTimes
+from bench.verdict import AtMost, AtMostSeconds, AtMostTimes, Target
 from reefknot.console.nats_servers import url_of
+from reefknot.queue.model.messages import ASSIGN
 from reefknot.queue.presence import living_systems
+from reefknot.stores.jetstream.assignments import CONSUMER
+from reefknot.stores.jetstream.connection import DEFAULT_NAME
 
 SIZES = ((1, 1), (4, 1), (8, 2), (16, 4))
 """Workers and routers, each a process of its own."""
@@ -37,6 +43,32 @@ WARM = 200
 SETTLE_S, IDLE_S = 2.0, 4.0
 TIME, CPU = "time", "CPU"
 CLIENTS, CLIENTS_WORKERS, CLIENTS_ROUTERS = 8, 4, 2
+BACKLOGS, SMALL_BACKLOGS = (1_000, 100_000), (1_000, 10_000)
+"""How many assignments wait, and how many in a quick look."""
+SCHEDULED, AT_WORKER, AT_ROUTER = "for tomorrow", "at the worker", "at the router"
+SLOTS = 100
+PORTION, PORTION_WITHIN_S = 5_000, 300.0
+"""The stream of the shared subject holds 10,000 and refuses more."""
+GROUP = 500
+"""Submissions of one call: on NATS an atomic batch holds a thousand messages."""
+WARM_S = 5.0
+LONG_LINES = """
+router: {{max_queue_size: {at_router}}}
+worker:
+  default_timeout_ms: 3600000
+  queue: {{v2: {{max_queue_size: {at_worker}, resource_pools: {{cpu: {{max_concurrency: {slots}}}}}}}}}
+"""
+GATE = """
+import asyncio, pathlib
+
+
+@rk.block("bench.gate")
+async def gate(inputs, context):
+    while not pathlib.Path("open").exists():
+        await asyncio.sleep(0.05)
+    return {}
+"""
+ALONE, LOADED = "alone", f"{AT_ONCE} at once"
 ONE, P50, P99 = "one assignment", "submit, p50", "submit, p99"
 
 # ---- a system of processes -------------------------------------------------------------------------------------------
@@ -58,9 +90,9 @@ def on_nats() -> Iterator[tuple[str, Path, list[int]]]:
 
 
 @contextmanager
-def parts(folder: Path, url: str, workers: int, routers: int) -> Iterator[list[int]]:
+def parts(folder: Path, url: str, workers: int, routers: int, steps: str = STEPS) -> Iterator[list[int]]:
     """Process ids of workers and routers, which end with the block."""
-    (folder / "bench_steps.py").write_text(STEPS)
+    (folder / "bench_steps.py").write_text(steps)
     kinds = {"worker": (workers, ("--module", "bench_steps")), "router": (routers, ())}
     begun = [
         part_of(folder, url, kind, "start", f"--{kind}-id", f"{kind}-{number}", *more)
@@ -133,6 +165,15 @@ class Meter:
 
 
 # ---- more workers and routers ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """Seconds of one assignment while others wait: of the clock, of worker and router, and of the server."""
+
+    seconds: float
+    cpu: float
+    server_cpu: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +304,169 @@ def run_clients(effort: Effort) -> Run:
     return Run(timings, (f"Assignments each second: {1 / timings[ONE].best:,.0f}.",))
 
 
+# ---- more that waits -------------------------------------------------------------------------------------------------
+
+
+def _room(waiting: int) -> int:
+    """Places for what waits and for what is fed."""
+    return waiting + 10 * MESSAGES
+
+
+async def fill(url: str, waiting: int, delay: float) -> None:
+    """Submit so many assignments, which are due after `delay` seconds."""
+    async with rk.connect(url, size=_room(waiting)) as client:
+        await submit(client, waiting, delay)
+
+
+async def submit(client: rk.Client, number: int, delay: float = 0.0) -> None:
+    for begun in range(0, number, GROUP):
+        group = min(GROUP, number - begun)
+        answers = await client.submit_many([{"job_type": "bench.empty", "delay": delay} for _ in range(group)])
+        refused = [one for one in answers if isinstance(one, Exception)]
+        if refused:
+            raise refused[0]
+
+
+async def line_up(client: Any, waiting: int) -> None:
+    """Send so many assignments to a worker whose slots are all taken, and return when it has accepted them."""
+    await write(client, ASSIGN, our_bodies(SLOTS, "bench.gate"))
+    for begun in range(0, waiting, PORTION):
+        await write(client, ASSIGN, our_bodies(min(PORTION, waiting - begun), "bench.empty"))
+        async with asyncio.timeout(PORTION_WITHIN_S):
+            while True:
+                found = await client.jetstream().consumer_info(f"{DEFAULT_NAME}_assign", CONSUMER)
+                if not found.num_pending and not found.num_ack_pending:
+                    break
+                await asyncio.sleep(0.1)
+
+
+async def windows(client: Any, feed: Callable[[], Awaitable[None]], groups: list[list[int]], number: int) -> Waited:
+    """Feed so many assignments, wait for as many results, and again: what waits stays as long as it is."""
+    counter = Counter(MESSAGES)
+    await count_results(client, counter)
+    await client.flush()
+
+    async def window() -> None:
+        counter.restart(MESSAGES)
+        await feed()
+        await counter.wait()
+
+    began = perf_counter()
+    while perf_counter() - began < WARM_S:
+        await window()
+    meter, began = Meter(*groups), perf_counter()
+    for _ in range(number):
+        await window()
+    seconds = perf_counter() - began
+    cpu, server_cpu = meter.used()
+    fed = number * MESSAGES
+    return Waited(seconds / fed, cpu / fed, server_cpu / fed)
+
+
+async def backlog_on(place: tuple[str, Path, list[int]], kind: str, waiting: int, number: int) -> Waited:
+    """One measurement of a new system, behind or next to so many assignments that wait."""
+    url, folder, server = place
+    room = _room(waiting)
+    at_worker = MESSAGES if kind == AT_ROUTER else room
+    (folder / "reefknot.yaml").write_text(LONG_LINES.format(at_router=room, at_worker=at_worker, slots=SLOTS))
+    async with AsyncExitStack() as stack:
+        if kind != AT_WORKER:
+            await fill(url, waiting, 86_400 if kind == SCHEDULED else 0)
+        processes = stack.enter_context(parts(folder, url, 1, int(kind == AT_ROUTER), STEPS + GATE))
+        groups = [processes, server]
+        client: Any = await nats.connect(url)
+        stack.push_async_callback(client.close)
+        if kind == AT_ROUTER:
+            ours = await stack.enter_async_context(rk.connect(url, size=room))
+            return await windows(client, lambda: submit(ours, MESSAGES), groups, number)
+        await are_there(client, 1)
+        if kind == AT_WORKER:
+            await line_up(client, waiting)
+            (folder / "open").touch()
+        return await windows(client, lambda: write(client, ASSIGN, our_bodies(MESSAGES, "bench.empty")), groups, number)
+
+
+def run_backlog(effort: Effort) -> Run:
+    sizes, number = (BACKLOGS, 10) if effort is FULL else (SMALL_BACKLOGS, 4)
+    columns = tuple(f"{size:,} waiting" for size in sizes)
+    found: dict[str, Waited] = {}
+    targets: dict[str, tuple[Target, ...]] = {}
+    for kind in (SCHEDULED, AT_WORKER, AT_ROUTER):
+        for size, column in zip(sizes, columns, strict=True):
+            with on_nats() as where:
+                found[f"{kind}, {column}"] = asyncio.run(backlog_on(where, kind, size, number))
+        targets[f"{kind}, {columns[-1]}"] = (AtMostTimes(1 / 0.9, f"{kind}, {columns[0]}"),)
+    rates = "; ".join(f"{name} {1 / one.seconds:,.0f}" for name, one in found.items())
+    cpu = "; ".join(f"{name} {one.cpu * 1e6:,.0f} + {one.server_cpu * 1e6:,.0f} µs" for name, one in found.items())
+    remarks = (f"Assignments each second: {rates}.", f"CPU for one, of worker and router + of the server: {cpu}.")
+    return Run({name: _middle([one.seconds]) for name, one in found.items()}, remarks, targets, columns)
+
+
+# ---- stored messages -------------------------------------------------------------------------------------------------
+
+
+class Sequences:
+    """Messages that the streams of a store have taken since the start, without those of an idle system."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._idle: dict[str, float] = {}
+
+    async def start(self) -> None:
+        self._before, self._began = await self._last(), perf_counter()
+
+    async def learn_idle(self, seconds: float) -> None:
+        await self.start()
+        await asyncio.sleep(seconds)
+        self._idle = {name: more / seconds for name, more in (await self.stored()).items()}
+
+    async def stored(self) -> dict[str, float]:
+        """By stream."""
+        passed, last = perf_counter() - self._began, await self._last()
+        return {
+            name: now - self._before.get(name, 0) - self._idle.get(name, 0.0) * passed for name, now in last.items()
+        }
+
+    async def _last(self) -> dict[str, int]:
+        streams = await self._client.jetstream().streams_info()
+        return {
+            one.config.name: one.state.last_seq for one in streams if one.config.name.startswith(f"{DEFAULT_NAME}_")
+        }
+
+
+async def messages_on(place: tuple[str, Path, list[int]], number: int) -> dict[str, dict[str, float]]:
+    """Stored messages of one assignment by stream: alone, and under load."""
+    url, folder, _ = place
+    found: dict[str, dict[str, float]] = {}
+    async with AsyncExitStack() as stack:
+        client: Any = await nats.connect(url)
+        stack.push_async_callback(client.close)
+        ours = await stack.enter_async_context(rk.connect(url))
+        stack.enter_context(parts(folder, url, 1, 1))
+        await all_there(ours, 2)
+        await round_trips(ours, WARM)
+        await asyncio.sleep(SETTLE_S)
+        sequences = Sequences(client)
+        await sequences.learn_idle(2 * IDLE_S)
+        for name, count, at_once in ((ALONE, number // 20, 1), (LOADED, number, AT_ONCE)):
+            await sequences.start()
+            await round_trips(ours, count, at_once)
+            await asyncio.sleep(SETTLE_S)  # what is written after the result belongs to it
+            found[name] = {stream: more / count for stream, more in (await sequences.stored()).items()}
+    return found
+
+
+def run_messages(effort: Effort) -> Run:
+    with on_nats() as where:
+        found = asyncio.run(messages_on(where, ASSIGNMENTS if effort is FULL else FEW))
+    timings = {name: _middle([sum(streams.values())]) for name, streams in found.items()}
+    parted = (
+        f"{name}: " + ", ".join(f"{stream} {more:.1f}" for stream, more in streams.items())
+        for name, streams in found.items()
+    )
+    return Run(timings, (f"By stream: {'; '.join(parted)}.",))
+
+
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 _FIRST, _LAST = _size(*SIZES[0]), _size(*SIZES[-1])
@@ -309,5 +513,33 @@ TABLES = (
         targets={f"{_LAST}, {CPU}": (AtMostTimes(1.3, f"{_FIRST}, {CPU}"),)},
         packages=PACKAGES,
         run=lambda effort: run_growth(effort, on_nats),
+    ),
+    Table(
+        name="nats-backlog",
+        title="More that waits on one NATS server",
+        about=(
+            f"One worker process, fenced, gets {MESSAGES:,} assignments, of a step that does nothing, whenever as many "
+            "have ended, so what waits stays as long as it is. It waits in the line of the worker itself, which is fed "
+            "on the shared subject; in that of a router, a process of its own, which is fed by a client; or it is "
+            "scheduled for tomorrow, and the worker is fed as in the first case."
+        ),
+        unit=MICROSECONDS,
+        reference="",
+        targets={},
+        packages=PACKAGES,
+        run=run_backlog,
+    ),
+    Table(
+        name="nats-messages",
+        title="Stored messages of one assignment on NATS",
+        about=(
+            "By how much the last sequences of all streams of the store grow with one assignment, through a client, a "
+            f"router and a worker: one after the other, and {AT_ONCE} at once. What an idle system stores is taken off."
+        ),
+        unit=STORED,
+        reference=LOADED,
+        targets={ALONE: (AtMost(8, "messages"),), LOADED: (AtMost(5, "messages"),)},
+        packages=PACKAGES,
+        run=run_messages,
     ),
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.verdict import AheadOf, AtMostSeconds, AtMostTimes, Target, judge
+from bench.verdict import AheadOf, AtMost, AtMostSeconds, AtMostTimes, Target, judge
 
 FIGURES = {"hand loop": 2e-6, "ours": 2.6e-6, "peer": 3e-6, "other peer": 9e-6}
 
@@ -15,6 +15,8 @@ FIGURES = {"hand loop": 2e-6, "ours": 2.6e-6, "peer": 3e-6, "other peer": 9e-6}
         (AtMostTimes(1.0, "peer"), None),
         (AtMostSeconds(2.6e-6), None),
         (AtMostSeconds(2.5e-6), "2.6 µs"),
+        (AtMost(2.6e-6, "messages"), None),
+        (AtMost(2.5e-6, "messages"), "2.6e-06"),
         (AheadOf(("peer", "other peer")), None),
         (AheadOf(("peer", "hand loop")), "behind hand loop"),
         (AheadOf(("ours",)), "behind ours"),
@@ -34,5 +36,5 @@ def test_a_contestant_made_ten_times_slower_misses_every_target_and_the_one_ahea
 
 def test_a_target_reads_as_it_is_promised() -> None:
     targets: list[Target] = [AtMostTimes(1.3, "hand loop"), AtMostTimes(1.0, "import tenacity"), AtMostSeconds(5e-6)]
-    words = ["≤ 1.3 × hand loop", "≤ import tenacity", "≤ 5 µs", "ahead of every peer"]
-    assert [str(target) for target in [*targets, AheadOf(("peer",))]] == words
+    words = ["≤ 1.3 × hand loop", "≤ import tenacity", "≤ 5 µs", "≤ 8 messages", "ahead of every peer"]
+    assert [str(target) for target in [*targets, AtMost(8, "messages"), AheadOf(("peer",))]] == words
