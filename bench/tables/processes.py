@@ -45,14 +45,16 @@ TIME, CPU = "time", "CPU"
 CLIENTS, CLIENTS_WORKERS, CLIENTS_ROUTERS = 8, 4, 2
 BACKLOGS, SMALL_BACKLOGS = (1_000, 100_000), (1_000, 10_000)
 """How many assignments wait, and how many in a quick look."""
-SCHEDULED, AT_WORKER, AT_ROUTER = "for tomorrow", "at the worker", "at the router"
+SCHEDULED, AT_WORKER, AT_ROUTER = "scheduled for tomorrow", "waiting at the worker", "waiting at the router"
+ENDED = "ended before"
 SLOTS = 100
 PORTION, PORTION_WITHIN_S = 5_000, 300.0
 """The stream of the shared subject holds 10,000 and refuses more."""
 GROUP = 500
 """Submissions of one call: on NATS an atomic batch holds a thousand messages."""
-WARM_S = 5.0
+WARM_WINDOWS = 2
 LONG_LINES = """
+nats: {{guarantee: fenced}}
 router: {{max_queue_size: {at_router}}}
 worker:
   default_timeout_ms: 3600000
@@ -169,7 +171,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """Seconds of one assignment while others wait: of the clock, of worker and router, and of the server."""
+    """Seconds of one assignment while others wait or have ended: of the clock, our processes, and the server."""
 
     seconds: float
     cpu: float
@@ -307,17 +309,6 @@ def run_clients(effort: Effort) -> Run:
 # ---- more that waits -------------------------------------------------------------------------------------------------
 
 
-def _room(waiting: int) -> int:
-    """Places for what waits and for what is fed."""
-    return waiting + 10 * MESSAGES
-
-
-async def fill(url: str, waiting: int, delay: float) -> None:
-    """Submit so many assignments, which are due after `delay` seconds."""
-    async with rk.connect(url, size=_room(waiting)) as client:
-        await submit(client, waiting, delay)
-
-
 async def submit(client: rk.Client, number: int, delay: float = 0.0) -> None:
     for begun in range(0, number, GROUP):
         group = min(GROUP, number - begun)
@@ -340,58 +331,60 @@ async def line_up(client: Any, waiting: int) -> None:
                 await asyncio.sleep(0.1)
 
 
-async def windows(client: Any, feed: Callable[[], Awaitable[None]], groups: list[list[int]], number: int) -> Waited:
+async def windows(client: Any, feed: Callable[[], Awaitable[None]], number: int) -> None:
     """Feed so many assignments, wait for as many results, and again: what waits stays as long as it is."""
     counter = Counter(MESSAGES)
-    await count_results(client, counter)
+    subscription = await count_results(client, counter)
     await client.flush()
-
-    async def window() -> None:
+    for _ in range(number):
         counter.restart(MESSAGES)
         await feed()
         await counter.wait()
-
-    began = perf_counter()
-    while perf_counter() - began < WARM_S:
-        await window()
-    meter, began = Meter(*groups), perf_counter()
-    for _ in range(number):
-        await window()
-    seconds = perf_counter() - began
-    cpu, server_cpu = meter.used()
-    fed = number * MESSAGES
-    return Waited(seconds / fed, cpu / fed, server_cpu / fed)
+    await subscription.unsubscribe()
 
 
-async def backlog_on(place: tuple[str, Path, list[int]], kind: str, waiting: int, number: int) -> Waited:
-    """One measurement of a new system, behind or next to so many assignments that wait."""
+async def backlog_on(place: tuple[str, Path, list[int]], kind: str, size: int, number: int) -> Waited:
+    """One measurement of a new system in which so many assignments wait, or have ended."""
     url, folder, server = place
-    room = _room(waiting)
-    at_worker = MESSAGES if kind == AT_ROUTER else room
-    (folder / "reefknot.yaml").write_text(LONG_LINES.format(at_router=room, at_worker=at_worker, slots=SLOTS))
+    room, with_router = size + 10 * MESSAGES, kind == AT_ROUTER
+    lines = LONG_LINES.format(at_router=room, at_worker=MESSAGES if with_router else room, slots=SLOTS)
+    (folder / "reefknot.yaml").write_text(lines)
     async with AsyncExitStack() as stack:
-        if kind != AT_WORKER:
-            await fill(url, waiting, 86_400 if kind == SCHEDULED else 0)
-        processes = stack.enter_context(parts(folder, url, 1, int(kind == AT_ROUTER), STEPS + GATE))
-        groups = [processes, server]
+        ours = await stack.enter_async_context(rk.connect(url, size=room)) if with_router else None
+        if ours is not None:
+            await submit(ours, size)
+        elif kind == SCHEDULED:
+            async with rk.connect(url, size=room) as client_of_today:
+                await submit(client_of_today, size, delay=86_400)
+        processes = stack.enter_context(parts(folder, url, 1, int(with_router), STEPS + GATE))
         client: Any = await nats.connect(url)
         stack.push_async_callback(client.close)
-        if kind == AT_ROUTER:
-            ours = await stack.enter_async_context(rk.connect(url, size=room))
-            return await windows(client, lambda: submit(ours, MESSAGES), groups, number)
-        await are_there(client, 1)
+        if ours is None:
+            await are_there(client, 1)
         if kind == AT_WORKER:
-            await line_up(client, waiting)
+            await line_up(client, size)
             (folder / "open").touch()
-        return await windows(client, lambda: write(client, ASSIGN, our_bodies(MESSAGES, "bench.empty")), groups, number)
+
+        async def feed() -> None:
+            if ours is None:
+                await write(client, ASSIGN, our_bodies(MESSAGES, "bench.empty"))
+            else:
+                await submit(ours, MESSAGES)
+
+        await windows(client, feed, size // MESSAGES if kind == ENDED else WARM_WINDOWS)
+        meter, began = Meter(processes, server), perf_counter()
+        await windows(client, feed, number)
+        fed, seconds = number * MESSAGES, perf_counter() - began
+        cpu, server_cpu = meter.used()
+    return Waited(seconds / fed, cpu / fed, server_cpu / fed)
 
 
 def run_backlog(effort: Effort) -> Run:
     sizes, number = (BACKLOGS, 10) if effort is FULL else (SMALL_BACKLOGS, 4)
-    columns = tuple(f"{size:,} waiting" for size in sizes)
+    columns = tuple(f"{size:,}" for size in sizes)
     found: dict[str, Waited] = {}
     targets: dict[str, tuple[Target, ...]] = {}
-    for kind in (SCHEDULED, AT_WORKER, AT_ROUTER):
+    for kind in (SCHEDULED, AT_WORKER, AT_ROUTER, ENDED):
         for size, column in zip(sizes, columns, strict=True):
             with on_nats() as where:
                 found[f"{kind}, {column}"] = asyncio.run(backlog_on(where, kind, size, number))
@@ -519,9 +512,9 @@ TABLES = (
         title="More that waits on one NATS server",
         about=(
             f"One worker process, fenced, gets {MESSAGES:,} assignments, of a step that does nothing, whenever as many "
-            "have ended, so what waits stays as long as it is. It waits in the line of the worker itself, which is fed "
-            "on the shared subject; in that of a router, a process of its own, which is fed by a client; or it is "
-            "scheduled for tomorrow, and the worker is fed as in the first case."
+            "have ended, while others are scheduled for tomorrow, wait before them in the line of the worker, or have "
+            "ended and are kept. Waiting at the router: the same through a client and a router, a process of its own, "
+            "at which the others wait. Each figure is the mean over all that were fed."
         ),
         unit=MICROSECONDS,
         reference="",
