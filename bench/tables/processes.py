@@ -154,7 +154,7 @@ class Meter:
         """Measure the idle processes for so long; from then on the meter counts."""
         self._start()
         await asyncio.sleep(seconds)
-        self.idle = [used / seconds for used in self.used()]
+        self.idle = [used / (perf_counter() - self._began) for used in self.used()]
         self._start()
 
     def used(self) -> list[float]:

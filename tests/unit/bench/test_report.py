@@ -11,7 +11,7 @@ from bench.__main__ import main
 from bench.machine import Machine, cpu_model, this_machine, versions
 from bench.measure import Effort, Timing
 from bench.table import MICROSECONDS, Run, Table, chosen, filled, registered
-from bench.verdict import AheadOf, AtMostSeconds, AtMostTimes
+from bench.verdict import AheadOf, AtMostSeconds, AtMostTimes, Target
 
 MACHINE = Machine(2, "Some CPU", "CPython 3.11.7", 0.25)
 
@@ -157,7 +157,9 @@ def test_a_table_with_columns_has_one_line_for_contestants_that_differ_in_the_co
     def run(effort: Effort) -> Run:
         seconds = {"get, few": 2e-6, "get, many": 3e-6, "find, few": 5e-6, "find, many": 5e-6, "put, few": 9e-6}
         seconds["put, many"] = 2e-6
-        targets = {f"{who}, many": (AtMostTimes(1.3, f"{who}, few"),) for who in ("get", "find")}
+        targets: dict[str, tuple[Target, ...]] = {
+            f"{who}, many": (AtMostTimes(1.3, f"{who}, few"),) for who in ("get", "find")
+        }
         targets |= {"put, few": (AtMostTimes(4.0, "find, few"),), "put, many": (AtMostSeconds(5e-6),)}
         timings = {who: Timing(taken, taken) for who, taken in seconds.items()}
         return Run(timings, targets=targets, columns=("few", "many"))
