@@ -160,11 +160,6 @@ class Broker:
 
     def _send(self, subject: str, body: bytes, headers: Any = None, *, reply: str = "") -> int:
         """Send to everybody who listens, and to one of each queue group. Returns how many."""
-        owner = next((one for one in self._clients if subject.startswith(one.inbox + ".")), None)
-        if owner is not None:
-            if owner.is_open:
-                owner.deliver(None, subject, body, headers, reply)
-            return 1
         found = self._listeners(subject)
         groups = {one.queue for one in found if one.queue}
         chosen = [one for one in found if not one.queue]

@@ -130,8 +130,6 @@ class Client:
         """By number: as nats-py has them, for who takes the place of `_process_msg`."""
         self._arrived: asyncio.Queue[tuple[int, bytes, bytes, bytes, bytes]] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
-        self._waiting: dict[str, asyncio.Future[Msg]] = {}
-        self._count = 0
 
     async def connect(self, **settings: Any) -> None:
         self.loop = asyncio.get_running_loop()
@@ -139,7 +137,6 @@ class Client:
         self.to_server = _Pipe(self, lambda act: act())
         self.to_client = _Pipe(self, lambda act: act())
         self._reading = self.loop.create_task(self._read())
-        self.inbox = f"_INBOX.client{self.broker.next_number()}"
         while self.broker.is_down:
             await settings["error_cb"](ConnectionRefusedError("nobody there"))
             await asyncio.sleep(settings["reconnect_time_wait"])
@@ -162,22 +159,6 @@ class Client:
             raise errors.MaxPayloadError
         self.to_server.send(lambda: self.broker.receive(subject, body, dict(headers or {}), reply))
 
-    async def request(self, subject: str, body: bytes, timeout: float, headers: Headers | None = None) -> Msg:
-        self._count += 1
-        reply = f"{self.inbox}.{self._count}"
-        future = self._waiting[reply] = self.loop.create_future()
-        try:
-            await self.publish(subject, body, reply=reply, headers=headers)
-            async with asyncio.timeout(timeout):
-                message: Msg = await future
-        except TimeoutError:
-            raise errors.TimeoutError from None
-        finally:
-            del self._waiting[reply]
-        if (message.headers or {}).get("Status") == "503":
-            raise errors.NoRespondersError
-        return message
-
     async def subscribe(self, subject: str, queue: str = "", cb: Any = None, **limits: int) -> Subscription:
         if self.is_closed or not self.is_connected:
             raise errors.ConnectionClosedError
@@ -198,18 +179,11 @@ class Client:
             await self.publish(subject.decode(), rest[head:size], reply, _headers(rest[:head]))
             command = rest[size + 2 :]
 
-    def deliver(self, to: Subscription | None, subject: str, body: bytes, headers: Any, reply: str) -> None:
-        """Send a message to this client, for a subscription, or else as the answer to a request."""
-
-        def answer() -> None:
-            future = self._waiting.get(subject)
-            if future is not None and not future.done():
-                future.set_result(_message(subject, reply, body, headers))
+    def deliver(self, to: Subscription, subject: str, body: bytes, headers: Any, reply: str) -> None:
+        """Send a message to this client, for a subscription."""
 
         def arrive() -> None:
-            if to is None:
-                answer()
-            elif "_process_msg" in self.__dict__:  # somebody hears in its place, and may wait
+            if "_process_msg" in self.__dict__:  # somebody hears in its place, and may wait
                 self._arrived.put_nowait((to.number, subject.encode(), reply.encode(), body, _head(headers)))
             elif to in self.subscriptions:
                 to._pending_queue.put_nowait(_message(subject, reply, body, headers))

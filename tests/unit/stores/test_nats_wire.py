@@ -11,7 +11,14 @@ from msgspec import json
 from nats.aio.client import Client
 from nats.protocol.command import hpub_cmd, pub_cmd
 
-from reefknot.stores.jetstream.connection import Connection, NatsOptions, options_from_url
+from reefknot.errors import StoreFullError, StorePermissionError
+from reefknot.stores.jetstream.connection import (
+    Connection,
+    NatsOptions,
+    NobodyThereError,
+    UnansweredError,
+    options_from_url,
+)
 from reefknot.stores.jetstream.listeners import Announcement, Line, Listeners
 from reefknot.stores.jetstream.wire import Direct, Heard, batch_lines, hear_directly, line_of, read_headers
 from tests.rows import for_each_row
@@ -79,42 +86,131 @@ async def test_a_hearer_that_fails_does_not_end_the_connection() -> None:
     await Direct(fails).hear(Heard("a", "", b"", b""))
 
 
-class WaitingClient:
-    """A client that has one answer, which a test gives."""
+class SilentClient:
+    """A client whose server answers when a test says so."""
 
     is_connected = True
+    max_payload = 1 << 20
+    _flush_queue = None
 
     def __init__(self) -> None:
-        self.answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.subscription = SimpleNamespace(_pending_queue=asyncio.Queue[Any]())
+        self.sent: list[bytes] = []
 
-    async def request(self, *given: Any, **named: Any) -> str:
-        return await asyncio.wait_for(self.answer, 30)
+    async def subscribe(self, subject: str, **limits: int) -> Any:
+        return self.subscription
+
+    async def _send_command(self, lines: bytes) -> None:
+        self.sent.append(lines)
+
+    async def answer(self, number: int, body: bytes = b"{}", head: bytes = b"") -> None:
+        """Answer the request that was sent with this number, from 0."""
+        reply = self.sent[number].split()[2].decode()
+        await self.subscription._pending_queue.hear(Heard(reply, "", body, head))
 
 
-async def _cancelled_with_the_answer(asking: asyncio.Task[Any], client: WaitingClient) -> bool:
-    """Whether a task that is cancelled in the moment of its answer ends as cancelled."""
-    for _ in range(5):
-        await asyncio.sleep(0)
-    client.answer.set_result("an answer")
+@pytest.fixture
+def silent() -> SilentClient:
+    return SilentClient()
+
+
+@pytest.fixture
+def connection(silent: SilentClient) -> Connection:
+    made = Connection(options_from_url("nats://127.0.0.1:4222"))
+    made._client = cast("Client", silent)
+    return made
+
+
+async def asked(connection: Connection, *subjects: str, timeout: float = 5.0) -> list[asyncio.Task[Heard]]:
+    """Requests that were sent and are not answered."""
+    asking = [asyncio.create_task(connection.request(subject, timeout=timeout)) for subject in subjects]
+    await asyncio.sleep(0)
+    return asking
+
+
+async def test_requests_are_all_sent_at_once_and_each_gets_its_own_answer(
+    connection: Connection, silent: SilentClient
+) -> None:
+    asking = await asked(connection, "a", "b", "c")
+    for number, body in ((2, b"third"), (0, b"first"), (1, b"second")):
+        await silent.answer(number, body)
+    assert [one.data for one in await asyncio.gather(*asking)] == [b"first", b"second", b"third"]
+
+
+async def test_a_request_without_an_answer_ends_at_its_own_time(connection: Connection) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    (late,), (soon,) = await asked(connection, "a", timeout=5.0), await asked(connection, "b", timeout=0.5)
+    with pytest.raises(UnansweredError, match=r"within 0\.5 s"):
+        await soon
+    assert loop.time() - began == pytest.approx(0.5)
+    with pytest.raises(UnansweredError, match="within 5 s"):
+        await late
+    assert loop.time() - began == pytest.approx(5.0)
+    again, _ = await asked(connection, "a", "b", timeout=1.0)
+    with pytest.raises(UnansweredError):
+        await again
+    assert loop.time() - began == pytest.approx(6.0)
+
+
+async def test_a_lost_or_closed_connection_ends_every_request(connection: Connection) -> None:
+    lost = await asked(connection, "a", "b")
+    await connection._lost()
+    for one in lost:
+        with pytest.raises(UnansweredError, match="connection was lost"):
+            await one
+    (closed,) = await asked(connection, "c")
+    connection._client = None
+    await connection.close()
+    with pytest.raises(UnansweredError, match="connection was closed"):
+        await closed
+
+
+async def test_a_denied_subject_ends_its_own_requests_and_a_denied_inbox_all(connection: Connection) -> None:
+    denied, other = await asked(connection, "A.b", "c")
+    connection._deny('permissions violation for publish to "a.b"')
+    with pytest.raises(StorePermissionError, match=r"a\.b"):
+        await denied
+    assert not other.done()
+    connection._deny('permissions violation for subscription to "_inbox.x.*"')
+    with pytest.raises(StorePermissionError, match="_inbox"):
+        await other
+
+
+async def test_a_request_that_no_stream_answers_says_so(connection: Connection, silent: SilentClient) -> None:
+    (asking,) = await asked(connection, "a")
+    await silent.answer(0, b"", b"NATS/1.0 503\r\n\r\n")
+    with pytest.raises(NobodyThereError):
+        await asking
+
+
+async def test_a_request_larger_than_the_server_takes_is_not_sent(connection: Connection, silent: SilentClient) -> None:
+    with pytest.raises(StoreFullError, match="larger than the 1048576 bytes"):
+        await connection.request("a", bytes((1 << 20) + 1))
+    assert silent.sent == []
+
+
+async def test_a_request_that_is_cancelled_while_its_answer_arrives_is_cancelled(
+    connection: Connection, silent: SilentClient
+) -> None:
+    """Else a task that is told to end goes on, and whoever waits for its end waits for ever."""
+    (asking,) = await asked(connection, "a")
+    await silent.answer(0)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    return asking.cancelled()
-
-
-@pytest.mark.real_time
-async def test_a_request_that_is_cancelled_while_its_answer_arrives_is_cancelled() -> None:
-    """Else a task that is told to end goes on, and whoever waits for its end waits for ever."""
-    client = WaitingClient()
-    connection = Connection(options_from_url("nats://127.0.0.1:4222"))
-    connection._client = cast("Client", client)
-    assert await _cancelled_with_the_answer(asyncio.create_task(connection.request("a")), client)
+    assert asking.cancelled()
+    await silent.answer(0)  # once more, and too late
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="wait_for keeps cancellations since Python 3.12")
-@pytest.mark.real_time
-async def test_control_the_clients_own_request_loses_the_cancellation() -> None:
-    client = WaitingClient()
-    assert not await _cancelled_with_the_answer(asyncio.create_task(client.request()), client)
+async def test_control_a_wait_as_nats_py_makes_it_loses_the_cancellation() -> None:
+    answer = asyncio.get_running_loop().create_future()
+    asking = asyncio.create_task(asyncio.wait_for(answer, 30))
+    await asyncio.sleep(0)
+    answer.set_result(None)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert not asking.cancelled()
 
 
 SUBJECT = "reefknot.listeners"

@@ -36,6 +36,7 @@ from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
 from reefknot.runtime.timeouts import within
+from reefknot.stores.jetstream.requests import Requests
 from reefknot.stores.jetstream.wire import (
     BATCH_ID,
     BATCH_SEQUENCE,
@@ -46,6 +47,7 @@ from reefknot.stores.jetstream.wire import (
     READS,
     Direct,
     Hear,
+    Heard,
     Written,
     as_heard,
     batch_lines,
@@ -65,7 +67,6 @@ from reefknot.stores.jetstream.wire import (
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
-    from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
 OLDEST_SERVER = (2, 12, 0)
@@ -78,6 +79,7 @@ LEAST_PAYLOAD = 640 << 10
 """Bytes of a message that the server must take: parts of large payloads and results have 512 KiB."""
 DEFAULT_NAME = "reefknot"
 JETSTREAM_OFF = "start the server with -js, or enable JetStream for this account"
+NO_RESPONDERS = "503"
 FENCED, RESULT_DEDUP = "fenced", "result-dedup"
 
 
@@ -161,10 +163,8 @@ class Connection:
         self._last_error: Exception | None = None
         self._reconnected: list[Callable[[], None]] = []
         self._up_since = 0.0
-        self._unanswered: dict[asyncio.Future[Msg], str] = {}
-        """The subjects of requests that are not answered yet."""
-        self._broken_off: dict[asyncio.Future[Msg], StoreUnavailableError] = {}
-        """The errors for requests that were cancelled here because they will never be answered."""
+        self._requests = Requests()
+        self._answers: Subscription | None = None
         self._denied: set[str] = set()
         self._services = Services("connection to NATS")
 
@@ -274,21 +274,16 @@ class Connection:
         problem = f"the server refuses this user ({printable(text[text.index(DENIED) :], most=200)})"
         way_out = "allow it to publish and subscribe to $JS.API.>, _INBOX.> and the subjects of the store"
         is_deaf = '"_inbox.' in text  # no answer can arrive
-        denied = [one for one, subject in self._unanswered.items() if is_deaf or f'"{subject.lower()}"' in text]
-        self._break_off(denied, StorePermissionError(self.options.shown, problem, way_out))
+        denied = self._requests.fail(
+            lambda: StorePermissionError(self.options.shown, problem, way_out),
+            lambda subject: is_deaf or f'"{subject.lower()}"' in text,
+        )
         if not denied and text not in self._denied and len(self._denied) < MOST_DENIED:
             self._denied.add(text)
             logger().warning("%s: %s; %s", self.options.shown, problem, way_out)
 
-    def _break_off(self, requests: Iterable[asyncio.Future[Msg]], why: StoreUnavailableError) -> None:
-        for one in list(requests):
-            self._broken_off[one] = why
-            one.cancel()
-
     async def _lost(self) -> None:
-        problem = "the connection was lost before a request was answered"
-        way_out = "it is tried again when the server is back"
-        self._break_off(self._unanswered, UnansweredError(self.options.shown, problem, way_out))
+        self._requests.fail(lambda: self._unanswered("the connection was lost before a request was answered"))
         if not self._closing and self._client is not None:
             why = error_text(self._last_error or ConnectionError("no reason given"))
             logger().warning("the connection to %s is lost (%s); trying again", self.options.shown, why)
@@ -350,41 +345,29 @@ class Connection:
 
     async def request(
         self, subject: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = REQUEST_S
-    ) -> Msg:
-        """
-        Send and wait for the answer.
-
-        In Python 3.11 a request that is cancelled while its answer arrives would return the answer, and its caller
-        would never notice the cancellation: so the caller waits on a separate future.
-        """
-        from nats import errors
-
+    ) -> Heard:
+        """Send and wait for the answer."""
         self._check_up(subject)
-        sent = asyncio.ensure_future(
-            self.client.request(subject, body, timeout=timeout, headers=dict(headers) if headers else None)
-        )
-        self._unanswered[sent] = subject
+        client = self.client
+        if len(body) > client.max_payload:
+            raise too_large(self.options.shown, client.max_payload)
+        if self._answers is None:
+            self._answers = await self.listen(self._requests.answers, self._requests.hear)
+        reply, outcome = self._requests.add(subject, timeout)
         try:
-            return await asyncio.shield(sent)
-        except asyncio.CancelledError:
-            if sent.cancelled() and sent in self._broken_off:
-                raise self._broken_off[sent] from None
-            task = asyncio.current_task()
-            if sent.cancelled() and task is not None and not task.cancelling():
-                problem = "a request was cancelled from outside"
-                raise UnansweredError(self.options.shown, problem, "it is tried again") from None
-            sent.cancel()
-            raise
-        except errors.NoRespondersError as error:
-            raise NobodyThereError(self.options.shown, "JetStream does not answer there", JETSTREAM_OFF) from error
-        except (errors.TimeoutError, TimeoutError, errors.ConnectionClosedError) as error:
-            problem = f"a request was not answered within {timeout:g} s"
-            raise UnansweredError(self.options.shown, problem, "it is tried again when the server answers") from error
+            await send(client, line_of(subject, body, headers, reply))
+            answer = await outcome
         except Exception as error:
             raise self._explained(error) from error
         finally:
-            self._unanswered.pop(sent, None)
-            self._broken_off.pop(sent, None)
+            self._requests.remove(reply)
+        if isinstance(answer, TimeoutError):
+            raise self._unanswered(f"a request was not answered within {timeout:g} s")
+        if isinstance(answer, Exception):
+            raise answer
+        if answer.status == NO_RESPONDERS:
+            raise NobodyThereError(self.options.shown, "JetStream does not answer there", JETSTREAM_OFF)
+        return answer
 
     async def store(self, messages: Sequence[Written]) -> int:
         """
@@ -430,7 +413,7 @@ class Connection:
         """Call JetStream's API: `STREAM.INFO.x`. A refusal is a `RefusedError`."""
         answer = await self.request(f"$JS.API.{name}", b"" if body is None else json.encode(body), timeout=timeout)
         self.check(answer.data)
-        return bytes(answer.data)
+        return answer.data
 
     def check(self, answer: bytes) -> None:
         """Raise the error that an answer of JetStream has in it, if any."""
@@ -487,6 +470,7 @@ class Connection:
     async def close(self) -> None:
         """Close. A second call does nothing."""
         client, self._closing = self._client, True
+        self._requests.fail(lambda: self._unanswered("the connection was closed before a request was answered"))
         await self._services.stop()
         if client is not None and not client.is_closed:
             await close_quietly(client)
@@ -497,6 +481,9 @@ class Connection:
             raise self._unavailable("the connection is lost", "it is being tried again; check the server")
         if self.options.read_only and not asks.startswith(READS):
             raise StorePermissionError(self.options.shown, "it is open for reading only", "open it without read_only")
+
+    def _unanswered(self, problem: str) -> UnansweredError:
+        return UnansweredError(self.options.shown, problem, "it is tried again when the server answers")
 
     def _unavailable(self, problem: str, way_out: str) -> StoreUnavailableError:
         return StoreUnavailableError(self.options.shown, problem, way_out)

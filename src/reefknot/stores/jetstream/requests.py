@@ -1,0 +1,87 @@
+"""
+Requests on their way to the server: many at a time, whose answers arrive on one subscription.
+
+nats-py has a coroutine, a timer and parsed headers for each request. Here a request is one line and one future, and the
+earliest deadline has the only timer. Which error a request without an answer ends with is decided in `connection`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from math import inf
+
+from msgspec import Struct
+
+from reefknot.runtime.seeds import new_id
+from reefknot.stores.jetstream.wire import Heard
+
+Outcome = Heard | Exception
+
+
+class _Request(Struct):
+    subject: str
+    deadline: float
+    outcome: asyncio.Future[Outcome]
+
+
+class Requests:
+    """The requests of one connection that are not answered yet."""
+
+    def __init__(self) -> None:
+        self._inbox = f"_INBOX.{new_id()}"
+        self._numbers = count(1)
+        self._waiting: dict[str, _Request] = {}
+        """By the subject of the answer."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
+
+    @property
+    def answers(self) -> str:
+        """The subject of all answers, with a wildcard."""
+        return f"{self._inbox}.*"
+
+    def add(self, subject: str, timeout: float) -> tuple[str, asyncio.Future[Outcome]]:
+        """The subject of the answer to a new request, and its outcome: the answer, or an error as a value."""
+        loop = asyncio.get_running_loop()
+        reply, deadline = f"{self._inbox}.{next(self._numbers)}", loop.time() + timeout
+        outcome: asyncio.Future[Outcome] = loop.create_future()
+        self._waiting[reply] = _Request(subject, deadline, outcome)
+        if deadline < self._timer_at:
+            self._set_timer(loop, deadline)
+        return reply, outcome
+
+    def remove(self, reply: str) -> None:
+        """Wait no longer for this answer: its caller has gone."""
+        self._waiting.pop(reply, None)
+
+    def hear(self, message: Heard) -> None:
+        """Pass an answer to its request; one that comes too late is dropped."""
+        request = self._waiting.pop(message.subject, None)
+        if request is not None and not request.outcome.done():
+            request.outcome.set_result(message)
+
+    def fail(self, why: Callable[[], Exception], concerns: Callable[[str], bool] = lambda subject: True) -> int:
+        """End the requests whose subject this concerns with an error; returns how many there were."""
+        found = [reply for reply, one in self._waiting.items() if concerns(one.subject)]
+        for reply in found:
+            self._end(reply, why())
+        return len(found)
+
+    def _end(self, reply: str, error: Exception) -> None:
+        request = self._waiting.pop(reply)
+        if not request.outcome.done():
+            request.outcome.set_result(error)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = None if deadline == inf else loop.call_at(deadline, self._time_out, loop)
+
+    def _time_out(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = self._timer_at
+        for reply in [reply for reply, one in self._waiting.items() if one.deadline <= now]:
+            self._end(reply, TimeoutError())
+        self._set_timer(loop, min((one.deadline for one in self._waiting.values()), default=inf))
