@@ -12,7 +12,7 @@ from reefknot.queue.model.work import WorkItem
 from reefknot.queue.port.work_queue import Enqueued
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.jetstream import JetStreamStore
-from reefknot.stores.jetstream.commits import _ConflictError
+from reefknot.stores.jetstream.commits import ConflictError
 from reefknot.testing import conformance
 from reefknot.testing.conformance.harness import event, event_types
 from tests.conformance.ends import harness_of, two_ends
@@ -62,7 +62,7 @@ async def test_a_batch_that_is_refused_is_undone_although_somebody_reads_meanwhi
         commits._send_until_known = send
         reading.append(asyncio.create_task(store.work.cancel("nobody")))
         await asyncio.sleep(0.1)  # the other's read is answered by now
-        raise _ConflictError(0)
+        raise ConflictError(0)
 
     commits._send_until_known = refused
     assert await store.work.enqueue([WorkItem("a", "t")]) == [Enqueued.ACCEPTED]

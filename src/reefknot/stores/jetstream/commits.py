@@ -9,7 +9,8 @@ run again. A change is answered when its batch is stored; under `result-dedup` a
 Every batch ends with this process's outbox. The outbox shows whether a batch without an answer was stored: its last
 message names the batch. Until that is known the batch is sent again, and the revisions ensure that it counts once. A
 single record without events needs neither batch nor outbox, and names its change itself. If another process has changed
-it before the answer came, the change runs again on the new record.
+it before the answer came, the change runs again on the new record. Records outside of the mirror, which are those of
+idempotency keys, can be stored alone: many are on their way at a time, beside the batch, each with its own revision.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Any, Generic, TypeVar
 
 from reefknot.audit.port import AuditEntry
@@ -45,6 +47,8 @@ from reefknot.stores.jetstream.wire import WRONG_LAST
 R = TypeVar("R")
 MOST_WAITING = 20_000
 MOST_AT_ONCE = 128
+MOST_ALONE = 256
+"""Most records that are on their way without a batch."""
 MOST_MESSAGES = 900
 """Messages of a batch; the server takes a thousand."""
 MOST_TRIES = 200
@@ -56,6 +60,7 @@ MOST_REFUSALS = 8
 CATCH_UP_S = 0.25
 LONGEST_PAUSE_S = 0.05
 PATIENCE_S = 10.0
+SAY_EVERY_S = 10.0
 COMMIT_HEADER = "Reefknot-Commit"
 
 
@@ -105,8 +110,8 @@ class Change(Generic[R]):
         self.is_soft = is_soft
 
 
-class _ConflictError(Exception):
-    """A record of the batch was changed by another process. `sequence` is that of the newer message."""
+class ConflictError(Exception):
+    """A record was changed by another process or caller. `sequence` is that of the newer message."""
 
     def __init__(self, sequence: int) -> None:
         super().__init__(sequence)
@@ -126,7 +131,10 @@ class Commits:
         self._is_busy = False
         self._more = asyncio.Event()
         self._services = Services("store")
+        self._alone = 0
+        self._places = asyncio.Semaphore(MOST_ALONE)
         self._closed = False
+        self._said_at = -inf
         self._has_stored = False
 
     def start(self) -> None:
@@ -143,6 +151,25 @@ class Commits:
         future = self._add(run, prepare, is_soft)
         self._more.set()
         return await future
+
+    async def store_alone(self, message: Message) -> int:
+        """
+        Store one record at once, while batches and other records are on their way; returns its sequence.
+
+        A `ConflictError` says that the record was changed by another caller. A caller who is cancelled cannot know
+        whether the record is stored.
+        """
+        self._check_open()
+        if self._alone >= MOST_WAITING:
+            raise self._unavailable(f"{MOST_WAITING} changes are waiting for the server")
+        self._alone += 1
+        try:
+            async with self._places:
+                return await self._send_until_known([message], new_id(), is_doubtful=False)
+        finally:
+            self._alone -= 1
+            if self._closed:
+                self._more.set()
 
     def change_soon(self, run: Callable[[Batch, Moment], R]) -> asyncio.Future[R]:
         """Make a change with the next batch, or shortly after."""
@@ -187,7 +214,7 @@ class Commits:
                 change.future.set_exception(self._unavailable("it was closed"))
 
     async def _work(self) -> None:
-        while not (self._closed and not self._waiting):
+        while not (self._closed and not self._waiting and not self._alone):
             if not self._waiting:
                 self._more.clear()
                 await self._more.wait()
@@ -222,15 +249,14 @@ class Commits:
             if number:
                 preparing = [one.prepare() for one in changes if one.prepare is not None]
                 await asyncio.gather(*preparing)
-                if number > 2:
-                    await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.001 * 2**number)))
+                await pause_after(number)
             try:
                 await self._try(changes)
                 return
-            except _ConflictError as lost:
+            except ConflictError as lost:
                 changes = [one for one in changes if not one.future.done()]
                 await self._state.reach(lost.sequence - 1, CATCH_UP_S)
-        raise self._unavailable(f"other processes changed the same records first, {MOST_TRIES} times")
+        raise self.overtaken()
 
     async def _try(self, changes: Sequence[Change[Any]]) -> None:
         state, batch = self._state, Batch()
@@ -322,7 +348,7 @@ class Commits:
                 found_at = await self._found(messages[-1], commit_id) if is_doubtful else None
                 if found_at is not None:
                     return found_at
-                raise _ConflictError(_sequence_in(error.text)) from error
+                raise ConflictError(_sequence_in(error.text)) from error
             except UnansweredError as error:
                 is_doubtful = True
                 self._say_waiting(number, error)
@@ -358,6 +384,8 @@ class Commits:
                 last = await last_message(self._connection, self._state.names.state, subject)
                 return last.sequence if last is not None and last.headers.get(COMMIT_HEADER) == commit_id else None
             except StoreUnavailableError as error:
+                if self._connection.is_closed:
+                    raise
                 self._say_waiting(1, error)
                 await self._connection.wait_until_up(1.0)
                 await asyncio.sleep(0.1)
@@ -368,8 +396,14 @@ class Commits:
         return await self._connection.store(batch)
 
     def _say_waiting(self, number: int, error: Exception) -> None:
-        if number % 10 == 1:
+        now = asyncio.get_running_loop().time()
+        if number % 10 == 1 and now - self._said_at >= SAY_EVERY_S:  # once for all that wait
+            self._said_at = now
             logger().warning("changes wait until %s answers (%s)", self._connection.options.shown, error_text(error))
+
+    def overtaken(self) -> StoreUnavailableError:
+        """The error of a change that never came first."""
+        return self._unavailable(f"other processes changed the same records first, {MOST_TRIES} times")
 
     def _check_open(self) -> None:
         if self._closed or self._connection.is_closed:
@@ -395,6 +429,12 @@ def run_apart(options: NatsOptions, work: Callable[[Connection], Awaitable[None]
         asyncio.run(main())
     except (StoreError, TimeoutError) as error:
         logger().warning("%s: leases were not changed (%s)", options.shown, error_text(error))
+
+
+async def pause_after(conflicts: int) -> None:
+    """Wait a moment after more than two conflicts, so that one of the callers gets ahead."""
+    if conflicts > 2:
+        await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE_S, 0.001 * 2**conflicts)))
 
 
 def _run(change: Change[R], batch: Batch, now: Moment) -> tuple[R | None, Exception | None]:

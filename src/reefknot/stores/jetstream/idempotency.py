@@ -2,8 +2,10 @@
 The idempotency keys of a store on JetStream: one record for each key, changed by compare-and-set.
 
 A new key is claimed without a read: the server refuses if there is a record, and then the record is read, from the
-leader. Records that this process has seen lately are remembered with their revisions. The server removes a record some
-time after its retention is over; whether it still counts is decided by the times in it.
+leader. Records that this process has seen lately are remembered with their revisions. A change that is one message is
+sent at once, with many others on their way; one with events, or with a record in several parts, goes with the next
+batch. The server removes a record some time after its retention is over; whether it still counts is decided by the
+times in it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from reefknot.idempotency.model import (
 )
 from reefknot.idempotency.port import TakeoverEvents
 from reefknot.stores.jetstream.audit_log import JetStreamAuditLog
-from reefknot.stores.jetstream.commits import Batch, Commits, run_apart
+from reefknot.stores.jetstream.commits import MOST_TRIES, Batch, Commits, ConflictError, pause_after, run_apart
 from reefknot.stores.jetstream.connection import Connection
 from reefknot.stores.jetstream.reads import StreamMessage, count, last_message, scan
 from reefknot.stores.jetstream.state import PART, Message, State
@@ -46,7 +48,7 @@ KEPT_LONGER_S = 60
 
 
 class JetStreamIdempotencyStore:
-    """Claims, renews and finishes keys. Requests of concurrent callers share a batch."""
+    """Claims, renews and finishes keys."""
 
     durable = True
 
@@ -98,7 +100,7 @@ class JetStreamIdempotencyStore:
         known = self._known.get(key)
         if known is not None and known[1] is not None:
             await self._look(key)  # it may have ended elsewhere, and an old answer would be wrong
-        return await self._change(key, decide)
+        return await self._change(key, decide, events)
 
     async def renew(self, claim: Claim, *, lease: float = 60.0) -> KeyRecord:
         def decide(old: KeyRecord | None, batch: Batch, now: Moment) -> KeyRecord:
@@ -130,14 +132,19 @@ class JetStreamIdempotencyStore:
             new = core.finish(old, claim, ending, now=now, retention_ms=self._retention_ms)
             return self._write_back(batch, claim, old, new, events, now)
 
-        return await self._owned(claim, decide)
+        return await self._owned(claim, decide, events)
 
-    async def _owned(self, claim: Claim, decide: Callable[[KeyRecord | None, Batch, Moment], KeyRecord]) -> KeyRecord:
+    async def _owned(
+        self,
+        claim: Claim,
+        decide: Callable[[KeyRecord | None, Batch, Moment], KeyRecord],
+        events: Sequence[AuditEntry] = (),
+    ) -> KeyRecord:
         """Make an owner's write. A claim that is lost by the cached record may still hold by the server's."""
         known = self._known.get(claim.key)
         if known is None or known[1] is None or known[1].fence != claim.fence or known[1].owner != claim.owner:
             await self._look(claim.key)
-        return await self._change(claim.key, decide)
+        return await self._change(claim.key, decide, events)
 
     async def resolve(self, key: str, ending: Ending, *, events: Sequence[AuditEntry] = ()) -> bool:
         core.checked_ending(ending, self._largest_result)
@@ -150,7 +157,7 @@ class JetStreamIdempotencyStore:
             return True
 
         await self._look(checked_key(key))
-        return await self._change(key, decide)
+        return await self._change(key, decide, events)
 
     async def get(self, key: str) -> KeyRecord | None:
         record = await self._look(checked_key(key))
@@ -180,7 +187,7 @@ class JetStreamIdempotencyStore:
             return True
 
         await self._look(checked_key(key))
-        return await self._change(key, decide)
+        return await self._change(key, decide, events)
 
     async def purge(self) -> int:
         now, gone = self._state.now(), 0
@@ -202,7 +209,37 @@ class JetStreamIdempotencyStore:
 
     # ---- records -----------------------------------------------------------------------------------------------------
 
-    async def _change(self, key: str, decide: Callable[[KeyRecord | None, Batch, Moment], R]) -> R:
+    async def _change(
+        self, key: str, decide: Callable[[KeyRecord | None, Batch, Moment], R], events: Sequence[AuditEntry] = ()
+    ) -> R:
+        """
+        Make a change: decide on the record as it is known, and store it, unless it was changed; then decide again.
+
+        A caller that is cancelled meanwhile leaves a memory that may be out of date, as after a change by another
+        process: the revision finds out.
+        """
+        if events:
+            return await self._change_in_batch(key, decide)
+        for number in range(MOST_TRIES):
+            known, batch = self._known.get(key), Batch()
+            answer = decide(None if known is None else known[1], batch, self._state.now())
+            if batch.events or len(batch.messages) > 1:
+                return await self._change_in_batch(key, decide)
+            for message, (_, stored) in zip(batch.messages, batch.stored, strict=True):
+                try:
+                    stored(await self._commits.store_alone(message))
+                except ConflictError:
+                    break
+            else:
+                return answer
+            if self._known.get(key) is known:  # no other caller of this process has seen the newer record
+                await self._look(key)
+            await pause_after(number)
+        raise self._commits.overtaken()
+
+    async def _change_in_batch(self, key: str, decide: Callable[[KeyRecord | None, Batch, Moment], R]) -> R:
+        """Make a change whose messages and events are stored together."""
+
         async def look() -> None:
             await self._look(key)
 
@@ -215,13 +252,13 @@ class JetStreamIdempotencyStore:
 
     async def _look(self, key: str) -> KeyRecord | None:
         """Read the record of a key from the leader, and remember it."""
-        subject = self._state.names.key(key)
-        message = await last_message(self._state.connection, self._state.names.state, subject)
+        before = self._known.get(key)
+        message = await last_message(self._state.connection, self._state.names.state, self._state.names.key(key))
         record = None if message is None or not message.body else await self._decoded(key, message)
-        sequence = 0 if message is None else message.sequence
-        known = self._known.get(key)
-        if known is None or sequence >= known[0] or record is None:
-            self._remember(key, sequence, record)
+        if message is not None:
+            self._remember(key, message.sequence, record)
+        elif self._known.get(key) is before:  # otherwise a caller of this process has written it meanwhile
+            self._known.pop(key, None)
         return record
 
     async def _decoded(self, key: str, message: StreamMessage) -> KeyRecord:
@@ -237,9 +274,13 @@ class JetStreamIdempotencyStore:
             raise StoreCorruptError(self._state.connection.options.shown, problem, "forget the key") from error
 
     def _remember(self, key: str, sequence: int, record: KeyRecord | None) -> None:
+        """Remember a record, unless a newer one is known: answers of several callers may cross."""
+        known = self._known.get(key)
+        if known is not None and known[0] > sequence:
+            return
         self._known[key] = sequence, record
         self._known.move_to_end(key)
-        while len(self._known) > MOST_REMEMBERED:
+        if len(self._known) > MOST_REMEMBERED:
             self._known.popitem(last=False)
 
     def _write_back(
