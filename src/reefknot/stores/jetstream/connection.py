@@ -49,6 +49,7 @@ from reefknot.stores.jetstream.wire import (
     Hear,
     Heard,
     Written,
+    answer_in,
     as_heard,
     batch_lines,
     close_quietly,
@@ -59,7 +60,6 @@ from reefknot.stores.jetstream.wire import (
     is_refusal,
     line_of,
     outlive_errors,
-    refusal_in,
     revive,
     send,
     too_large,
@@ -79,6 +79,7 @@ LEAST_PAYLOAD = 640 << 10
 """Bytes of a message that the server must take: parts of large payloads and results have 512 KiB."""
 DEFAULT_NAME = "reefknot"
 JETSTREAM_OFF = "start the server with -js, or enable JetStream for this account"
+NOT_JETSTREAM = "its answer is not one of JetStream's", "check that it is a NATS server"
 NO_RESPONDERS = "503"
 FENCED, RESULT_DEDUP = "fenced", "result-dedup"
 
@@ -378,7 +379,7 @@ class Connection:
         """
         *others, (subject, body, headers) = messages
         if not others:
-            return await self._store_behind(b"", messages[-1])
+            return await self._store_one(messages[-1])
         batch_id = new_id()
         last = {**headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(len(messages)), "Nats-Batch-Commit": "1"}
         return await self._store_behind(batch_lines(self._checked(others), batch_id), (subject, body, last))
@@ -404,10 +405,14 @@ class Connection:
             await send(self.client, lines, flush=False)
         except Exception as error:
             raise self._explained(error) from error
-        subject, body, headers = last
-        answer = await self.request(subject, body, headers=headers)
-        self.check(answer.data)
-        return int(json.decode(answer.data)["seq"])
+        return await self._store_one(last)
+
+    async def _store_one(self, message: Written) -> int:
+        subject, body, headers = message
+        sequence = self.check((await self.request(subject, body, headers=headers)).data)
+        if not sequence:  # of another service that listens on this subject
+            raise self._unavailable(*NOT_JETSTREAM)
+        return sequence
 
     async def api(self, name: str, body: Any = None, *, timeout: float = REQUEST_S) -> bytes:
         """Call JetStream's API: `STREAM.INFO.x`. A refusal is a `RefusedError`."""
@@ -415,16 +420,15 @@ class Connection:
         self.check(answer.data)
         return answer.data
 
-    def check(self, answer: bytes) -> None:
-        """Raise the error that an answer of JetStream has in it, if any."""
+    def check(self, answer: bytes) -> int:
+        """Raise the error in an answer of JetStream, if any; returns the sequence of the message that it stored."""
         try:
-            error = refusal_in(answer)
+            found = answer_in(answer)
         except msgspec.DecodeError as problem:
-            raise self._unavailable(
-                "its answer is not one of JetStream's", "check that it is a NATS server"
-            ) from problem
+            raise self._unavailable(*NOT_JETSTREAM) from problem
+        error = found.error
         if error is None:
-            return
+            return found.seq
         if error.err_code in FULL:
             raise StoreFullError(self.options.shown, printable(error.description, most=200), FULL[error.err_code])
         if error.err_code in NO_JETSTREAM:

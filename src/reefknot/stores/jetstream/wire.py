@@ -284,10 +284,13 @@ class ApiRefusal(Struct):
     description: str = ""
 
 
-class _Answer(Struct):
+class Answer(Struct):
+    """What an answer of JetStream says: an error, or where a message was stored."""
+
     error: ApiRefusal | None = None
+    seq: int = 0
 
 
-def refusal_in(answer: bytes) -> ApiRefusal | None:
-    """The error in an answer of JetStream, if it has one; `msgspec.DecodeError` if it is no answer of JetStream."""
-    return json.decode(answer, type=_Answer).error
+_answers = json.Decoder(Answer)
+answer_in = _answers.decode
+"""Reads an answer of JetStream; a `msgspec.DecodeError` says that it is none."""
