@@ -10,7 +10,7 @@ Every batch ends with this process's outbox. The outbox shows whether a batch wi
 message names the batch. Until that is known the batch is sent again, and the revisions ensure that it counts once. A
 single record without events needs neither batch nor outbox, and names its change itself. If another process has changed
 it before the answer came, the change runs again on the new record. Records outside of the mirror, which are those of
-idempotency keys, can be stored alone: many are on their way at a time, beside the batch, each with its own revision.
+idempotency keys, can be stored alone: many are on their way at a time, besides the batch, each with its own revision.
 """
 
 from __future__ import annotations

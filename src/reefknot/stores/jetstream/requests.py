@@ -20,7 +20,7 @@ from reefknot.stores.jetstream.wire import Heard
 Outcome = Heard | Exception
 
 
-class _Request(Struct):
+class _Unanswered(Struct):
     subject: str
     deadline: float
     outcome: asyncio.Future[Outcome]
@@ -32,7 +32,7 @@ class Requests:
     def __init__(self) -> None:
         self._inbox = f"_INBOX.{new_id()}"
         self._numbers = count(1)
-        self._waiting: dict[str, _Request] = {}
+        self._waiting: dict[str, _Unanswered] = {}
         """By the subject of the answer."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
@@ -47,7 +47,7 @@ class Requests:
         loop = asyncio.get_running_loop()
         reply, deadline = f"{self._inbox}.{next(self._numbers)}", loop.time() + timeout
         outcome: asyncio.Future[Outcome] = loop.create_future()
-        self._waiting[reply] = _Request(subject, deadline, outcome)
+        self._waiting[reply] = _Unanswered(subject, deadline, outcome)
         if deadline < self._timer_at:
             self._set_timer(loop, deadline)
         return reply, outcome

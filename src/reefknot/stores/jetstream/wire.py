@@ -284,13 +284,13 @@ class ApiRefusal(Struct):
     description: str = ""
 
 
-class Answer(Struct):
-    """What an answer of JetStream says: an error, or where a message was stored."""
+class JetStreamAnswer(Struct):
+    """An answer of JetStream: an error, or the sequence of a stored message."""
 
     error: ApiRefusal | None = None
     seq: int = 0
 
 
-_answers = json.Decoder(Answer)
+_answers = json.Decoder(JetStreamAnswer)
 answer_in = _answers.decode
-"""Reads an answer of JetStream; a `msgspec.DecodeError` says that it is none."""
+"""Reads an answer of JetStream; a `msgspec.DecodeError` for other text."""
