@@ -13,18 +13,20 @@ from uuid import uuid4
 
 import pytest
 
-from reefknot.console.nats_servers import NatsServer
+from reefknot.console.nats_servers import HOST, NatsServer
 from reefknot.errors import StoreUnavailableError
+from reefknot.idempotency.model import Claimed, Done, KeyRecord, KeyState
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.work import WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Enqueue, Enqueued, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.jetstream import JetStreamStore
 from reefknot.stores.jetstream.commits import Commits
-from reefknot.stores.jetstream.connection import Connection, UnansweredError
+from reefknot.stores.jetstream.connection import Connection, NatsOptions, UnansweredError
 from reefknot.stores.jetstream.state import Message, State
 from reefknot.stores.jetstream.work import sweep_blobs
 from reefknot.testing.conformance.harness import event, event_types, required
+from tests.faults.proxy import Way, proxied
 from tests.stories import InLoop
 
 pytestmark = pytest.mark.real_time
@@ -141,6 +143,42 @@ class TestLostAnswers:
         heard = [await self._live(one, number) for number in range(6)]
         assert (heard == [[Enqueued.ACCEPTED, f"w{number}", True] for number in range(6)]) is not is_control
         assert is_control or await event_types(other) == ["submitted"] * 6
+
+
+async def _sends_once(self: Commits, messages: list[Message], commit_id: str, *, is_doubtful: bool) -> int:
+    return await self._send(messages, commit_id)
+
+
+@pytest.mark.parametrize("is_control", [False, True], ids=["", "control: without a second try"])
+async def test_results_whose_answers_are_lost_with_the_connection_are_recorded_and_their_callers_hear_so(
+    nats_server: NatsServer,
+    clock: VirtualClock,
+    name: str,
+    other: JetStreamStore,
+    monkeypatch: pytest.MonkeyPatch,
+    is_control: bool,
+) -> None:
+    if is_control:
+        monkeypatch.setattr(Commits, "_send_until_known", _sends_once)
+    keys = [f"k{number}" for number in range(64)]
+    async with proxied(required(nats_server.port)) as proxy:
+        address = NatsOptions((f"nats://{HOST}:{proxy.port}",), name)
+        store = await JetStreamStore(address, clock, has_server_time=False).start()
+        claims = await asyncio.gather(*[store.idempotency.claim(key, owner=key) for key in keys])
+        proxy.hold(Way.DOWN)
+        finishing = [
+            asyncio.create_task(store.idempotency.finish(one.claim, Done("1")))
+            for one in claims
+            if isinstance(one, Claimed)
+        ]
+        while (await other.idempotency.counts()).get(KeyState.DONE, 0) < len(keys):  # noqa: ASYNC110 - no event for it
+            await asyncio.sleep(0.01)
+        proxy.cut()
+        proxy.release()
+        answers = await asyncio.gather(*finishing, return_exceptions=True)
+        await store.close()
+    expected = UnansweredError if is_control else KeyRecord
+    assert [type(one) for one in answers] == [expected] * len(keys)
 
 
 async def test_work_that_ended_while_nobody_heard_is_not_open_any_more(
