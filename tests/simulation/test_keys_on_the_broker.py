@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
 from random import Random
+from typing import Any, cast
 
 import pytest
 from msgspec import json
@@ -16,10 +17,11 @@ from msgspec import json
 from reefknot.errors import LeaseLostError, StoreUnavailableError
 from reefknot.idempotency.model import Busy, Claim, Claimed, Done, Hit, KeyRecord, KeyState, Unknown
 from reefknot.runtime.clocks import VirtualClock
-from reefknot.stores.jetstream import JetStreamStore, commits
+from reefknot.stores.jetstream import JetStreamStore, commits, reads
 from reefknot.stores.jetstream.commits import Commits
 from reefknot.stores.jetstream.connection import UnansweredError
 from reefknot.stores.jetstream.idempotency import JetStreamIdempotencyStore
+from reefknot.stores.jetstream.reads import StreamMessage
 from reefknot.stores.jetstream.state import Message
 from reefknot.testing.conformance.harness import required
 from tests.simulation.broker import NO_FAULTS, Broker, Faults
@@ -169,6 +171,40 @@ async def test_a_refused_change_is_made_again_on_the_newer_record(
     done = await one.idempotency.finish(claim, Done("1"))
     assert (done.result, done.lease_until) == ("1", renewed.lease_until)
     assert (await one.idempotency.finish(claim, Done("1"))) == await other.idempotency.get("k")
+
+
+async def _believes_every_read(self: JetStreamIdempotencyStore, key: str) -> KeyRecord | None:
+    message = await reads.last_message(self._state.connection, self._state.names.state, self._state.names.key(key))
+    await asyncio.sleep(1.0)
+    record = None if message is None else json.decode(message.body, type=KeyRecord)
+    self._known[key] = 0 if message is None else message.sequence, record
+    return record
+
+
+async def _reads_slowly(*given: Any) -> StreamMessage | None:
+    message = await reads.last_message(*given)
+    await asyncio.sleep(1.0)
+    return message
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["an older record", "no record"])
+@with_control("what was read last counts")
+async def test_a_slow_read_does_not_replace_what_another_caller_has_stored_meanwhile(
+    one: JetStreamStore, monkeypatch: pytest.MonkeyPatch, is_control: bool, is_new: bool
+) -> None:
+    claims = [] if is_new else [await claimed(one)]
+    monkeypatch.setattr("reefknot.stores.jetstream.idempotency.last_message", _reads_slowly)
+    if is_control:
+        monkeypatch.setattr(JetStreamIdempotencyStore, "_look", _believes_every_read)
+    looking = asyncio.create_task(one.idempotency.get("k"))
+    await asyncio.sleep(0.5)
+    cast("VirtualClock", one.state.clock).advance(5)
+    for claim in claims:
+        await one.idempotency.finish(claim, Done("1"))
+    if is_new:
+        await claimed(one)
+    await looking
+    assert (await one.idempotency.newest_at() == one.moment().wall) is not is_control
 
 
 async def _cancelled_after_sending(finishing: Awaitable[KeyRecord]) -> None:
