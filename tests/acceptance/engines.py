@@ -15,7 +15,7 @@ _STORIES = (
     *("alerts", "audit_trail", "blocking_steps", "cancelled_from_outside", "crash_suspects", "dashboard", "job_retry"),
     *("jupyter", "latency", "live_views", "liveness", "on_call", "operators", "quarantine_actions", "reload"),
     *("run_and_up", "schedules", "separate_processes", "telemetry", "sources", "tenants", "traces", "unknown_types"),
-    *("waiting", "web_frameworks"),
+    *("waiting", "web_frameworks", "worker_processes"),
 )
 ON_NATS = frozenset(f"test_{story}" for story in _STORIES)
 _FILE = "it reads, locks or changes the file"
@@ -77,6 +77,7 @@ REPRESENTATIVE = frozenset(
         "test_services_begin_again_and_work_goes_on",
         "test_poison_is_told_with_the_way_out",
         "test_an_application_under_a_test_client_finds_jobs",
+        "test_a_worker_that_is_killed_is_replaced_and_its_job_done",
     }
 )
 WITH_A_FULL_SIZE = frozenset({"test_web_frameworks"})

@@ -45,6 +45,7 @@ def asked_wrongly() -> list[Step]:
         ("gone_config_checks", "policy check gone.yaml gone.json"),
         ("up_negative", "up --for -1"),
         ("up_workers", "up --workers 65"),
+        ("up_processes_memory", "up --processes --engine memory:"),
         ("up_module", "up --for 0 --engine memory: --module no_such_module_here"),
         ("run_gone", "run gone.jsonl"),
         ("run_nothing", "run"),

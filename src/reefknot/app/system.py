@@ -391,6 +391,7 @@ async def running_system(
     own_work_only: bool = False,
     stopped: Stopped | None = None,
     ingestion: bool = False,
+    checks_steps: bool | None = None,
 ) -> AsyncIterator[System]:
     """
     A system that runs for as long as the block lasts.
@@ -399,10 +400,10 @@ async def running_system(
     `modules` are the names of modules with steps, or the steps themselves. `reread` reads the configuration again, for
     reloads of policies. With `own_work_only`, no name is free for which the store has queued work. With `ingestion`,
     the configured sources are synced as well. `stopped` is awaited after an orderly stop, drain included, while the
-    store is still open.
+    store is still open. `checks_steps` says whether to check and warn about the steps; None: where there are workers.
     """
     blocks = modules if isinstance(modules, Mapping) else blocks_for(settings, modules, store=url)
-    if workers:
+    if workers if checks_steps is None else checks_steps:
         await check_steps(settings, blocks.values())
     options, working = options_of(settings), worker_settings(settings)
     # Without peers, every worker would receive every assignment.
@@ -430,14 +431,13 @@ async def running_system(
         )
         system = await _started(build, store, workers, router, own_work_only=own_work_only)
         with LoopWatch(system.workers, store.leases, others=system.ingestion_claims):
-            async with _stopped_at_the_end(system, drain, stopped), AsyncExitStack() as running:
+            async with _stopped_at_the_end(system, drain, stopped), AsyncExitStack() as parts:
                 if ingestion:
-                    more: dict[str, Any] = {"isolation": system.isolation, "secrets": secrets, "drain": drain}
-                    parts = running_ingestion(store, settings, url, **more, seed=seed)
-                    system.ingestion = await running.enter_async_context(parts)
+                    how: Any = {"isolation": system.isolation, "secrets": secrets, "drain": drain, "seed": seed}
+                    system.ingestion = await parts.enter_async_context(running_ingestion(store, settings, url, **how))
                 if router is not None and not own_work_only:
                     syncs = [] if system.ingestion is None else sync_entries(settings, system.ingestion)
-                    await running.enter_async_context(running_schedules(store, settings, system.client, syncs))
+                    await parts.enter_async_context(running_schedules(store, settings, system.client, syncs))
                 yield system
 
 

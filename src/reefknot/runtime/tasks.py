@@ -1,5 +1,6 @@
 """
-Background work: services that begin again, bounded tasks, tasks that outlive their caller, and writes in batches.
+Background work: services that begin again, bounded tasks, tasks that outlive their caller, tasks of which the first to
+end ends all, and writes in batches.
 
 Failures are logged. None of it is durable: work that must survive the process is kept in a store.
 """
@@ -96,6 +97,19 @@ class Services:
 def _has_returned(kept: asyncio.Task[None] | asyncio.TimerHandle) -> bool:
     """Whether a service has nothing left to do. Its task may have ended a moment before the loop says so."""
     return isinstance(kept, asyncio.Task) and kept.done() and not kept.cancelled() and kept.exception() is None
+
+
+async def until_first_ends(*running: Awaitable[Any], timeout: float | None = None) -> None:
+    """Run all until one of them ends, and cancel the others; an exception is the caller's."""
+    tasks = [asyncio.ensure_future(one) for one in running]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class BoundedTasks:

@@ -35,7 +35,7 @@ from reefknot.runtime.log import printable
 
 NOUNS = {
     "run": ("reefknot.console.cli.run:app", "Run a file of assignments to completion and print a summary."),
-    "up": ("reefknot.console.cli.serve:app", "Start a router and workers in one process until interrupted."),
+    "up": ("reefknot.console.cli.serve:app", "Start a router and workers until interrupted."),
     "submit": (
         "reefknot.console.cli.submit:app",
         "Submit assignments to the store, for a system that runs now or later.",

@@ -10,9 +10,10 @@ from reefknot.console.cli.app import CommandError, Exit, noun
 from reefknot.console.cli.live_output import LOG, LogFlags
 from reefknot.console.cli.options import STORE, StoreFlags, arg, check_number, check_seconds
 from reefknot.console.cli.output import flush_stdout, put_json, say
-from reefknot.console.cli.serve import For, say_address, shutdown_on_signals, until_first_ends, until_text
+from reefknot.console.cli.serve import For, say_address, shutdown_on_signals, until_text
 from reefknot.console.cli.store import StoreAddress, address_of, opened, place_of
 from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.tasks import until_first_ends
 
 if TYPE_CHECKING:
     from reefknot.console.dashboard.server import Serving

@@ -64,6 +64,12 @@ class LogFlags:
             return one_of(FORM_VARIABLE, os.environ.get(FORM_VARIABLE) or "auto", FORMATS)
         return one_of("--log-format", self.log_format, FORMATS)
 
+    @property
+    def is_json(self) -> bool:
+        """Whether log lines are JSON: as asked for, else where stderr is no terminal."""
+        form = self.form
+        return form == "json" or (form == "auto" and not is_terminal(sys.stderr))
+
     @contextmanager
     def applied(self, *, feed: bool = False, is_service: bool = False) -> Iterator[None]:
         """
@@ -76,9 +82,8 @@ class LogFlags:
         from reefknot.console.traces import exported
 
         level = one_of("--log-level", self.log_level, LEVELS)
-        form = self.form
-        as_json = form == "json" or (form == "auto" and not is_terminal(sys.stderr))
-        own = output.messages_as(message_line) if form == "json" or (as_json and is_service) else nullcontext()
+        as_json = self.is_json
+        own = output.messages_as(message_line) if self.form == "json" or (as_json and is_service) else nullcontext()
         with printed(level, as_json=as_json, feed=feed and not as_json), own, exported():
             yield
 
@@ -132,12 +137,12 @@ class LiveFeed:
         as_json: bool = False,
         workers: Collection[str] = (),
     ) -> None:
-        """`workers` are those whose ends are counted."""
+        """`workers` are those whose ends are counted; there may be more of them later."""
         self.kinds: Counter[str] = Counter()
         """The number of events of each kind, printed or not."""
         self.ends: Counter[str] = Counter()
         """The number of assignments that ended at these workers or at none: by status, `rejected` or `dropped`."""
-        self._workers = frozenset(workers)
+        self._workers = workers
         self._before: events.AnyEvent | None = None
         """The event before: quarantined or dropped, it says which end the next one is."""
         self._log = log

@@ -182,6 +182,41 @@ def settings(config: str | None, *, forgiving: bool = False) -> Settings:
     return found
 
 
+_BASELINE = {
+    "retries": "every failure is retried alike, after 100, 200 and 300 ms",
+    "queue": "the queue of a worker has no bound",
+}
+"""What the baseline does, by the gate that is off."""
+
+
+def warn_of_baseline(found: Settings) -> None:
+    """Say what the baseline does and how to leave it: in one sentence where no file is there, else for each gate."""
+    gates = {"retries": found.retries_gate, "queue": found.queue_gate}
+    off = {name: gate for name, gate in gates.items() if not gate}
+    if found.path is None and len(off) == 2 and all(gate.origin == "default" for gate in off.values()):
+        say(
+            f"No reefknot.yaml here: {', and '.join(_BASELINE.values())} (the baseline). To switch to v2, which retries"
+            " by kind of failure and bounds the queue: reefknot init",
+            level="warning",
+        )
+        return
+    for name, gate in off.items():
+        if gate.origin.startswith("missing file"):
+            continue  # the warning about that file says it
+        way = _way_out(name, gate.origin, found)
+        text = f"worker.{name}.v2 is off ({relative(gate.origin)}): {_BASELINE[name]}. To switch it on: {way}"
+        say(text, level="warning")
+
+
+def _way_out(name: str, origin: str, found: Settings) -> str:
+    """Advice on turning a gate on, given what has turned it off."""
+    variable = f"WORKER_{name.upper()}_V2_ENABLED"
+    if origin.startswith("environment"):
+        return f"{variable}=true; the environment overrides the file"
+    file = "reefknot.yaml (`reefknot init` writes one)" if found.path is None else relative(str(found.path))
+    return f"worker.{name}.v2.enabled: true in {file}, or {variable}=true"
+
+
 def settings_to_look(config: str | None) -> tuple[Settings, tuple[str, ...]]:
     """
     The settings that a look at a store needs, their mistakes and warnings printed on stderr, and the mistakes.

@@ -42,7 +42,6 @@ from reefknot.console.cli.serve import (
     shutdown_on_signals,
     startup,
     unfinished,
-    until_first_ends,
     wait_for,
 )
 from reefknot.console.operations.values import plural
@@ -55,6 +54,7 @@ from reefknot.queue.model.results import answer_of
 from reefknot.queue.model.work import WorkState, is_workers
 from reefknot.runtime.files import output_file
 from reefknot.runtime.log import printable
+from reefknot.runtime.tasks import until_first_ends
 
 if TYPE_CHECKING:
     from reefknot.app.system import System

@@ -13,8 +13,9 @@ import asyncio
 import os
 import signal as signals
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from json import dumps
 from shlex import quote
@@ -36,11 +37,14 @@ from reefknot.console.cli.options import (
     check_whole,
     load,
     settings,
+    warn_of_baseline,
 )
 from reefknot.console.cli.output import data, prints_to_stderr, put, relative, say
 from reefknot.console.cli.store import place_of, shown_url
+from reefknot.console.cli.worker_processes import WorkerProcesses, worker_processes
 from reefknot.queue.model.work import WorkState
 from reefknot.runtime.log import error_text, printable
+from reefknot.runtime.tasks import until_first_ends
 from reefknot.stores.port.engines import is_shared
 
 if TYPE_CHECKING:
@@ -59,6 +63,8 @@ For = Annotated[float | None, arg("Shut down after this many seconds.", "--for")
 DrainSeconds = Annotated[float | None, arg("Seconds that running steps get at shutdown. Default: 30.")]
 _RELOAD = "For development: restart the steps when a file of their modules changes. --drain is then 2 by default."
 Reload = Annotated[bool, arg(_RELOAD)]
+_PROCESSES = "Run each worker in a process of its own: for steps that compute, or more work than one core can do."
+Processes = Annotated[bool, arg(_PROCESSES)]
 
 # ---- start-up --------------------------------------------------------------------------------------------------------
 
@@ -76,65 +82,37 @@ class Startup(Struct, frozen=True):
 
     def system(self, *, drain: float | None, **parts: Any) -> AbstractAsyncContextManager[System]:
         """The running system with these parts. `drain` is None for the configured time."""
-        from reefknot.app.system import running_system, worker_settings
+        from reefknot.app.system import running_system
 
-        drain = worker_settings(self.settings).drain if drain is None else drain
-        return running_system(self.url, self.settings, drain=drain, secrets=self.secrets, reread=self.reread, **parts)
+        parts |= {"drain": self.drain(drain), "secrets": self.secrets, "reread": self.reread}
+        return running_system(self.url, self.settings, **parts)
+
+    def drain(self, seconds: float | None) -> float:
+        """The seconds that running steps get at the end: the configured ones where none are given."""
+        from reefknot.app.system import worker_settings
+
+        return worker_settings(self.settings).drain if seconds is None else seconds
 
     def reread(self) -> Any:
         """The settings as they are written now, from the file that was found at the start."""
         return load(self.config if self.settings.path is None else str(self.settings.path))
 
 
-def startup(engine: str | None, config: str | None, workers: int = 1) -> Startup:
+def startup(engine: str | None, config: str | None, workers: int = 1, *, warns: bool = True) -> Startup:
     """Read and check everything, print warnings, and refuse what cannot work before anything is started."""
     from reefknot.policy.secrets import secret_texts
     from reefknot.stores.opening import store_url
 
     check_whole("--workers", workers, MOST_WORKERS)
-    found = settings(config, forgiving=True)
-    _warn_of_baseline(found)
+    found = settings(config, forgiving=True) if warns else load(config, forgiving=True)
+    if warns:
+        warn_of_baseline(found)
     secrets, problems = secret_texts(found.tree, found.path, environ=os.environ)
-    for problem in problems:  # a secret that cannot be read here cannot leak from here either
+    for problem in problems if warns else ():  # a secret that cannot be read here cannot leak from here either
         say(f"warning: {relative(str(problem))}", level="warning")
     named = {"--engine": None if engine is None else shown_url(engine), "--config": config}
     flags = "".join(f" {flag} {quote(value)}" for flag, value in named.items() if value is not None)
     return Startup(found, store_url(found, engine), secrets, flags, config)
-
-
-_BASELINE = {
-    "retries": "every failure is retried alike, after 100, 200 and 300 ms",
-    "queue": "the queue of a worker has no bound",
-}
-"""What the baseline does, by the gate that is off."""
-
-
-def _warn_of_baseline(found: Settings) -> None:
-    """Say what the baseline does and how to leave it: in one sentence where no file is there, else for each gate."""
-    gates = {"retries": found.retries_gate, "queue": found.queue_gate}
-    off = {name: gate for name, gate in gates.items() if not gate}
-    if found.path is None and len(off) == 2 and all(gate.origin == "default" for gate in off.values()):
-        say(
-            f"No reefknot.yaml here: {', and '.join(_BASELINE.values())} (the baseline). To switch to v2, which retries"
-            " by kind of failure and bounds the queue: reefknot init",
-            level="warning",
-        )
-        return
-    for name, gate in off.items():
-        if gate.origin.startswith("missing file"):
-            continue  # the warning about that file says it
-        way = _way_out(name, gate.origin, found)
-        text = f"worker.{name}.v2 is off ({relative(gate.origin)}): {_BASELINE[name]}. To switch it on: {way}"
-        say(text, level="warning")
-
-
-def _way_out(name: str, origin: str, found: Settings) -> str:
-    """Advice on turning a gate on, given what has turned it off."""
-    variable = f"WORKER_{name.upper()}_V2_ENABLED"
-    if origin.startswith("environment"):
-        return f"{variable}=true; the environment overrides the file"
-    file = "reefknot.yaml (`reefknot init` writes one)" if found.path is None else relative(str(found.path))
-    return f"worker.{name}.v2.enabled: true in {file}, or {variable}=true"
 
 
 # ---- shutdown --------------------------------------------------------------------------------------------------------
@@ -148,8 +126,10 @@ LAST_MOMENT_S = 1.0
 class Shutdown:
     """Shutdown request by a signal, and the exit code that follows from it; and reloads by SIGHUP."""
 
-    def __init__(self, requested: asyncio.Event, *, runs_steps: bool = True) -> None:
+    def __init__(self, requested: asyncio.Event, *, runs_steps: bool = True, is_quiet: bool = False) -> None:
         self.requested = requested
+        self._say: Callable[[str], object] = (lambda _text: None) if is_quiet else say
+        self._is_asked_by_parent = False
         self._runs_steps = runs_steps
         self.code: Exit | None = None
         self._system: System | None = None
@@ -157,6 +137,8 @@ class Shutdown:
         """Whether a signal came, though the event loop may not have heard of it yet."""
         self._reloading: asyncio.Task[ReloadOutcome] | None = None
         self._again = False
+        self.hand_on: Callable[[str], None] = lambda _word: None
+        """Hands `reload` and `stop` on to the worker processes of this one; after `stop` they have ended."""
         # Asked for now: a terminal that was closed does not count as one any more.
         self._has_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, data()))
 
@@ -166,26 +148,38 @@ class Shutdown:
 
     def on_signal(self, signal: Signals) -> None:
         if signal == SIGHUP and not self._has_terminal and self._runs_steps:
-            self._reload()
+            self.reload()
             return
         if self.code is not None:
             if signal == SIGHUP:  # a terminal that closes may send it twice
                 return
-            self._stop_at_once(self.code)
+            if not self._is_asked_by_parent:
+                self.stop_at_once(self.code)
+            self._is_asked_by_parent = False
+            return
         self.code = _CODES[signal]
-        say("shutting down" + "; running steps may finish (a second signal stops at once)" * self._runs_steps)
+        self._say("shutting down" + "; running steps may finish (a second signal stops at once)" * self._runs_steps)
         self.requested.set()
+
+    def request(self) -> None:
+        """Ask for an orderly shutdown for the parent of this process. A supervisor may signal both: the first signal
+        after this is not the second one."""
+        if self.code is None:
+            self.code = Exit.TERMINATED
+            self._is_asked_by_parent = True
+            self.requested.set()
 
     def on_repeated_signal(self, number: int, _frame: object) -> None:
         """Stop at once at the second signal, in the main thread: the event loop may be blocked and hear of none."""
         if self._is_asked:
-            self._stop_at_once(self.code or _CODES[Signals(number)])
+            self.stop_at_once(self.code or _CODES[Signals(number)])
         self._is_asked = True
 
-    def _stop_at_once(self, code: Exit) -> NoReturn:
+    def stop_at_once(self, code: Exit = Exit.TERMINATED) -> NoReturn:
         """End the process. A thread gives its work back: the lock it needs may be held where the signal came."""
         last = Thread(target=self._give_back, name="give back", daemon=True)
         last.start()
+        self.hand_on("stop")
         last.join(LAST_MOMENT_S)
         os._exit(code)
 
@@ -193,9 +187,9 @@ class Shutdown:
         with suppress(Exception):  # then it counts as a crash
             if self._system is not None:
                 self._system.give_back_now()
-        say("stopped at once" + "; accepted work is in the store" * self._runs_steps)
+        self._say("stopped at once" + "; accepted work is in the store" * self._runs_steps)
 
-    def _reload(self) -> None:
+    def reload(self) -> None:
         """Reload now. However many signals come during a reload, one more follows it, which sees the last change."""
         if self._reloading is not None:
             self._again = True
@@ -203,8 +197,9 @@ class Shutdown:
         self._again = False
         self._reloading = None if self._system is None or self.code is not None else self._system.reload("SIGHUP")
         if self._reloading is None:
-            say("SIGHUP: nothing is reloaded while the system starts or ends")
+            self._say("SIGHUP: nothing is reloaded while the system starts or ends")
         else:
+            self.hand_on("reload")
             self._reloading.add_done_callback(self._reloaded)
 
     def _reloaded(self, task: asyncio.Task[ReloadOutcome]) -> None:
@@ -212,17 +207,17 @@ class Shutdown:
         if task.cancelled():  # the system ends
             return
         if not task.result().problems:  # a refusal is in the log, with its lines
-            say(f"SIGHUP: {task.result().sentence()}")
+            self._say(f"SIGHUP: {task.result().sentence()}")
         if self._again:
-            self._reload()
+            self.reload()
 
 
 @contextmanager
-def shutdown_on_signals(*, runs_steps: bool = True) -> Iterator[Shutdown]:
+def shutdown_on_signals(*, runs_steps: bool = True, is_quiet: bool = False) -> Iterator[Shutdown]:
     """Inside, SIGINT, SIGTERM and SIGHUP go to `Shutdown`. A SIGHUP that is ignored, as by `nohup`, stays ignored. A
     command that runs no steps has none to wait for, and nothing to reload."""
     loop = asyncio.get_running_loop()
-    shutdown = Shutdown(asyncio.Event(), runs_steps=runs_steps)
+    shutdown = Shutdown(asyncio.Event(), runs_steps=runs_steps, is_quiet=is_quiet)
     handled = []
     for signal in _CODES:
         try:
@@ -246,19 +241,6 @@ async def wait_for(event: asyncio.Event, seconds: float | None) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
-
-
-async def until_first_ends(*running: Awaitable[Any], timeout: float | None = None) -> None:
-    """Run all until one of them ends, and cancel the others; an exception is the caller's."""
-    tasks = [asyncio.ensure_future(one) for one in running]
-    try:
-        done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def run_service(main: Coroutine[Any, Any, int]) -> int:
@@ -313,9 +295,10 @@ app = noun(
     "up",
     "up",
     "up --for 60 --workers 2 --module app",
+    "up --workers 4 --processes --module app",
     "up --reload --module steps.py",
-    help="Start a router and workers in one process, over one store, with a dashboard: its address is printed, and "
-    "the section `dashboard` of the configuration sets its port. Ctrl-C shuts them down in order.",
+    help="Start a router and workers over one store, with a dashboard: its address is printed, and the section "
+    "`dashboard` of the configuration sets its port. Ctrl-C shuts them down in order.",
 )
 
 Beside = Callable[["System"], Awaitable[None]]
@@ -328,6 +311,7 @@ def up(
     seconds: For = None,
     drain: DrainSeconds = None,
     reload: Reload = False,
+    processes: Processes = False,
     log: LogFlags = LOG,
     options: SystemFlags = SYSTEM,
 ) -> int:
@@ -340,8 +324,10 @@ def up(
     with log.applied(feed=True, is_service=True), prints_to_stderr():
         start = startup(options.engine, options.config, options.workers)
         has_feed = options.json or log.form != "json" or is_terminal(data())  # else the log has it
+        others = worker_processes(start.url, options, log, drain=start.drain(drain)) if processes else None
         with dashboard_socket(start.settings) as served:
-            session = UpSession(start, **parts_of(options), as_json=options.json, dashboard=served, feed=has_feed)
+            parts = {**parts_of(options), "as_json": options.json, "dashboard": served, "feed": has_feed}
+            session = UpSession(start, **parts, processes=others)
             return run_service(session.serve(seconds, drain=drain))
 
 
@@ -405,6 +391,8 @@ class UpSession(Struct, frozen=True):
     dashboard: Serving | None = None
     feed: bool = True
     """Whether events are printed; changes of load, syncs and the summary are messages then."""
+    processes: WorkerProcesses | None = None
+    """The workers, where they are processes of their own."""
 
     async def serve(self, seconds: float | None, *, drain: float | None = None, beside: Beside | None = None) -> int:
         """Run until the time is over, a signal comes, or `beside` returns; the result is the exit code."""
@@ -417,13 +405,17 @@ class UpSession(Struct, frozen=True):
             await asyncio.gather(following, dashboard, return_exceptions=True)
             await feed.catch_up()
             feed.end()
-            counts.update(await _summary(system, feed))
+            counts.update(await _summary(system, feed, self.processes.counts if self.processes else Counter()))
 
-        parts = {"workers": self.workers, "modules": self.modules, "seed": self.seed, "ingestion": True}
+        parts = {"modules": self.modules, "seed": self.seed, "ingestion": True, "checks_steps": True}
+        parts["workers"] = () if self.processes else self.workers
         with shutdown_on_signals() as shutdown:
-            async with self.start.system(drain=drain, stopped=stopped, **parts) as system:
+            async with self.start.system(drain=drain, stopped=stopped, **parts) as system, AsyncExitStack() as opened:
                 shutdown.reloads(system)
-                own = [worker.worker_id for worker in system.workers]
+                if self.processes:
+                    shutdown.hand_on = self.processes.hand_on
+                    await opened.enter_async_context(self.processes.running(system, shutdown.requested))
+                own = self.processes.all_names if self.processes else {one.worker_id for one in system.workers}
                 feed = LiveFeed(
                     system.store.audit, self._print, after=system.started_after, as_json=self.as_json, workers=own
                 )
@@ -433,6 +425,7 @@ class UpSession(Struct, frozen=True):
                 following = asyncio.create_task(feed.follow(), name="live feed")  # goes on during the drain
                 dashboard = asyncio.create_task(self._serve_dashboard(system), name="dashboard")  # so does this
                 ends = [system.store_failed(), _cancelled(following, dashboard)]
+                ends += [self.processes.failed()] if self.processes else []
                 others = [self._print_levels(system), shutdown.requested.wait(), *ends]
                 guests = [beside(system)] if beside else []
                 try:
@@ -470,7 +463,7 @@ class UpSession(Struct, frozen=True):
         levels = LevelChanges(self._print if self.feed else say)
         while True:
             if not self.as_json:
-                levels.update(system.snapshot())
+                levels.update({"workers": self.processes.reports} if self.processes else system.snapshot())
             await asyncio.sleep(LEVELS_EVERY_S)
 
     def _print_sync(self, source: IngestionSource, summary: SyncSummary) -> None:
@@ -483,8 +476,8 @@ class UpSession(Struct, frozen=True):
             say(line)
 
     def _welcome(self, system: System, seconds: float | None) -> None:
-        names = ", ".join(worker.worker_id for worker in system.workers)
-        say(f"up {until_text(seconds)}: {names} on {place_of(self.start.url)}")
+        names = self.processes.names if self.processes else [worker.worker_id for worker in system.workers]
+        say(f"up {until_text(seconds)}: {', '.join(names)} on {place_of(self.start.url)}")
         say(f"steps: {', '.join(system.step_types)}")
         if system.ingestion is not None:
             say(f"sources: {', '.join(system.ingestion.sources)}")
@@ -520,16 +513,16 @@ def until_text(seconds: float | None) -> str:
     return "until Ctrl-C" if seconds is None else f"for {seconds:g} s"
 
 
-async def _summary(system: System, feed: LiveFeed) -> dict[str, int]:
-    """The counts of a system that has stopped, and what it leaves to the next one."""
+async def _summary(system: System, feed: LiveFeed, others: Counter[str]) -> dict[str, int]:
+    """The counts of a system that has stopped, those of its workers in `others` processes, and what it leaves."""
     counts, ends = [worker.snapshot().retries for worker in system.workers], feed.ends
     return {
         "succeeded": ends["success"],
         "failed": ends["error"],
         "timed_out": ends["timeout"],
         "cancelled": ends["cancelled"],
-        "recovered": sum(one.recovered for one in counts),
-        "retries": sum(one.retries for one in counts),
+        "recovered": sum(one.recovered for one in counts) + others["recovered"],
+        "retries": sum(one.retries for one in counts) + others["retries"],
         "rejected": ends["rejected"],
         "dropped": ends["dropped"],
         "quarantined": feed.kinds["quarantined"],

@@ -48,11 +48,11 @@ from reefknot.console.cli.serve import (
     shutdown_on_signals,
     startup,
     unfinished,
-    until_first_ends,
     until_text,
 )
 from reefknot.console.cli.store import StoreAddress, address_of, address_to_read, place_of, shown_url, with_store
 from reefknot.console.cli.watch import Watch, repeated
+from reefknot.console.cli.worker_processes import ParentLink
 from reefknot.console.operations import systems as operations
 from reefknot.console.operations.systems import (
     LONGEST_DRAIN_S,
@@ -74,6 +74,7 @@ from reefknot.console.words.events import last_words, part_name
 from reefknot.errors import StoreError
 from reefknot.queue.model.routing import WorkerState
 from reefknot.runtime.log import printable
+from reefknot.runtime.tasks import until_first_ends
 from reefknot.stores.port.engines import accepted_urls, is_shared
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def start_worker(
     drain: DrainSeconds = None,
     seed: Seed = None,
     reload: Reload = False,
+    parent_socket: Annotated[int | None, arg("Number of a socket to `up --processes`.", show=False)] = None,
     log: LogFlags = LOG,
     options: StoreFlags = STORE,
 ) -> int:
@@ -119,8 +121,9 @@ def start_worker(
         with log.applied(is_service=True):
             return restarting(module, options, seconds=seconds, drain=drain)
     parts = {"workers": (worker_id,) if worker_id else 1, "router": None, "modules": tuple(module or ()), "seed": seed}
-    with log.applied(is_service=True):
-        return _start("worker", worker_id, options, seconds, drain, parts)
+    parent = None if parent_socket is None else ParentLink(parent_socket)
+    with log.applied(feed=parent is not None, is_service=True):
+        return _start("worker", worker_id, options, seconds, drain, parts, parent=parent)
 
 
 @router_app.command(
@@ -146,16 +149,27 @@ def start_router(
 
 
 def _start(
-    kind: str, name: str | None, options: StoreFlags, seconds: float | None, drain: float | None, parts: dict[str, Any]
+    kind: str,
+    name: str | None,
+    options: StoreFlags,
+    seconds: float | None,
+    drain: float | None,
+    parts: dict[str, Any],
+    *,
+    parent: ParentLink | None = None,
 ) -> int:
-    """Run one part, with these arguments of `running_system`, until the time is over or a signal comes."""
+    """
+    Run one part, with these arguments of `running_system`, until the time is over or a signal comes.
+
+    With a `parent`, which has checked and shown everything once for all its workers, messages are left to that one.
+    """
     from reefknot.queue.model.messages import PART_NAME, can_name_a_part
 
     check_seconds("--for", seconds)
     check_seconds("--drain", drain)
     if name is not None and not can_name_a_part(name):
         raise CommandError(f"--{kind}-id: {printable(name) or 'nothing'} is not accepted: {PART_NAME}")
-    start = startup(options.engine, options.config)
+    start = startup(options.engine, options.config, warns=parent is None)
     if not is_shared(start.url):
         origin = "--engine" if options.engine is not None else relative(str(start.settings.path))
         text = (
@@ -164,7 +178,23 @@ def _start(
         )
         raise CommandError(text, Exit.USAGE if origin == "--engine" else Exit.MISCONFIGURED)
     with prints_to_stderr():
+        if parent is not None:
+            return run_service(_serve_parent(parent, start, drain, parts))
         return run_service(_serve(kind, start, seconds, drain, parts, json=options.json))
+
+
+async def _serve_parent(parent: ParentLink, start: Startup, drain: float | None, parts: dict[str, Any]) -> int:
+    """Run a worker for `up --processes`, which has a report instead of messages and a summary."""
+
+    async def stopped(system: System) -> None:
+        parent.report_now(system.workers[0])
+
+    with shutdown_on_signals(is_quiet=True) as shutdown:
+        parent.follow(shutdown.request, shutdown.reload, shutdown.stop_at_once, drain=start.drain(drain))
+        async with start.system(drain=drain, stopped=stopped, checks_steps=False, **parts) as system:
+            shutdown.reloads(system)
+            await until_first_ends(shutdown.requested.wait(), system.store_failed(), parent.report(system.workers[0]))
+    return Exit.FINE if shutdown.code is None else shutdown.code
 
 
 async def _serve(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from signal import SIGHUP
+from signal import SIGHUP, SIGTERM
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -97,3 +97,21 @@ async def test_many_hangups_during_a_reload_are_one_more_reload(capsys: pytest.C
         await asyncio.sleep(0)
     assert len(system.ends) == 3
     assert capsys.readouterr().err.count("SIGHUP: the policies are unchanged") == 3
+
+
+@pytest.mark.parametrize(("is_asked_before", "stops_at"), [(True, 2), (False, 1)])
+async def test_a_signal_that_comes_after_the_parents_word_is_not_the_second_one(
+    *, is_asked_before: bool, stops_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor that ends all processes of a service signals a parent and its workers; control: two signals."""
+    shutdown, stopped = Shutdown(asyncio.Event()), list[int]()
+    monkeypatch.setattr(shutdown, "stop_at_once", stopped.append)
+    if is_asked_before:
+        shutdown.request()
+    for _ in range(stops_at):
+        shutdown.on_signal(SIGTERM)
+    assert (shutdown.requested.is_set(), stopped) == (True, [143] if is_asked_before else [])
+    shutdown.request()
+    assert len(stopped) == int(is_asked_before), "the parent may ask at any time"
+    shutdown.on_signal(SIGTERM)
+    assert len(stopped) == int(is_asked_before) + 1
