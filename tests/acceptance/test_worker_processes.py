@@ -56,6 +56,15 @@ def pids(folder: Folder) -> dict[str, int]:
     return {one["worker_id"]: one["pid"] for one in folder.json("worker", "list")["workers"]}
 
 
+def submit(folder: Folder, kind: str, *names: str) -> None:
+    """Submit jobs that may wait for long: on a busy machine the rest of a story takes its time."""
+    waits = {"timeout_ms": 600_000}
+    lines = [{"assignment_id": name, "job": {"type": kind, "payload": {}}, "options": waits} for name in names]
+    folder.write_lines("work.jsonl", *lines)
+    done = folder("submit", "work.jsonl")
+    assert done.code == 0, done.err
+
+
 def is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -74,8 +83,7 @@ def test_jobs_run_in_as_many_processes_under_the_usual_names_and_one_summary_cou
     assert sorted(workers) == ["worker-1", "worker-2", "worker-3"]
     assert len({process.pid, *workers.values()}) == 4, "each has a process of its own"
     jobs = [f"job-{number}" for number in range(9)]
-    for name in jobs:
-        places.submit("own.where", name)
+    submit(places, "own.where", *jobs)
     until(lambda: len(places.begun()) == len(jobs))
     assert {int(pid) for pid in places.begun()} == set(workers.values())
     places.go()
@@ -93,13 +101,12 @@ def test_jobs_run_in_as_many_processes_under_the_usual_names_and_one_summary_cou
 def test_retries_of_all_processes_are_in_the_summary_also_those_of_one_that_was_ended(folder: Folder) -> None:
     process = folder.up("--processes", "--workers", "2", "--json")
     first = [f"first-{number}" for number in range(6)]
-    for name in first:
-        folder.submit("own.flaky", name)
+    submit(folder, "own.flaky", *first)
     until(lambda: folder.have_succeeded(*first))
     before = pids(folder)
     os.kill(before["worker-1"], signal.SIGTERM)
     until(lambda: pids(folder).get("worker-1", before["worker-1"]) != before["worker-1"])
-    folder.submit("own.flaky", "last")
+    submit(folder, "own.flaky", "last")
     until(lambda: folder.state("last") == "succeeded")
     _, out, err = folder.stop(process)
     summary = json.loads(out.splitlines()[-1])["summary"]
@@ -111,7 +118,7 @@ def test_one_signal_lets_steps_finish_whoever_else_gets_it(places: Folder, to: s
     """A terminal sends it to the process group of `up`, a supervisor may send it to every process."""
     process = started(places, "--workers", "2", start_new_session=True)
     workers = [*pids(places).values()]
-    places.submit("own.where", "one")
+    submit(places, "own.where", "one")
     until(lambda: len(places.begun()) == 1)
     if to == "up":
         process.send_signal(signal.SIGINT)
@@ -132,7 +139,7 @@ def test_one_signal_lets_steps_finish_whoever_else_gets_it(places: Folder, to: s
 def test_a_second_signal_stops_all_at_once_and_steps_return_to_the_queue(places: Folder) -> None:
     process = started(places, "--workers", "2")
     workers = [*pids(places).values()]
-    places.submit("own.where", "one")
+    submit(places, "own.where", "one")
     until(lambda: len(places.begun()) == 1)
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
@@ -179,7 +186,7 @@ def pids_so_far(folder: Folder) -> dict[str, int]:
 def test_a_worker_that_is_killed_is_replaced_and_its_job_done(places: Folder) -> None:
     process = started(places, "--workers", "2")
     before = pids(places)
-    places.submit("own.where", "one")
+    submit(places, "own.where", "one")
     until(lambda: len(places.begun()) == 1)
     killed = int(places.begun()[0])
     name = next(name for name, pid in before.items() if pid == killed)
@@ -204,7 +211,7 @@ def test_a_name_that_another_system_takes_meanwhile_is_left_to_it(places: Folder
     until(lambda: "worker-2" in pids(places))
     assert pids(places)["worker-1"] == other.pid
     places.go()
-    places.submit("own.where", "one")
+    submit(places, "own.where", "one")
     until(lambda: places.state("one") == "succeeded")
     code, out, _ = places.stop(process)
     assert (code, "1 succeeded" in out) == (143, True), "its ends are counted under the new name"
