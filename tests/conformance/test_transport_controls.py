@@ -10,7 +10,7 @@ from msgspec import structs
 
 from reefknot.queue.model import work as core
 from reefknot.queue.port.quarantine import QuarantineStore
-from reefknot.queue.port.transport import Delivery
+from reefknot.queue.port.transport import Delivery, Room
 from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore, MemoryWorkQueue
@@ -34,7 +34,7 @@ class DropsWhenFull(MemoryTransport):
 class NeverWaits(MemoryTransport):
     """Lines without a bound."""
 
-    def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
+    def subscribe(self, *subjects: str, limit: int = 1024, room: Room | None = None) -> AsyncIterator[Delivery]:
         return super().subscribe(*subjects, limit=0)
 
 
@@ -77,7 +77,7 @@ class RemembersForLatecomers(MemoryTransport):
         self._said.append(Delivery(subject, body))
         await super().publish(subject, body, **named)
 
-    def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
+    def subscribe(self, *subjects: str, limit: int = 1024, room: Room | None = None) -> AsyncIterator[Delivery]:
         line = super().subscribe(*subjects, limit=limit)
         for delivery in self._said:
             if delivery.subject in subjects:

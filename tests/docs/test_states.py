@@ -36,9 +36,11 @@ from reefknot.idempotency.model import (
     resolve,
 )
 from reefknot.queue.model import messages
+from reefknot.queue.model.admission import SHORTEST_WAIT_MS
 from reefknot.queue.model.routing import WorkerState
 from reefknot.queue.model.source_health import SourceCondition
 from reefknot.queue.model.work import MOVES
+from reefknot.queue.worker import admission
 from reefknot.stores.jetstream import assignments, listeners, transport
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "states.md"
@@ -184,5 +186,7 @@ def test_the_page_of_messages_has_every_name_and_figure() -> None:
         f"not heard of for {listeners.FORGET_AFTER_S:g} s",
         f"up to {transport.LARGEST >> 20} MiB",
         f"beyond {transport.MOST_UNREAD:,} unread",
+        f"at most {admission.LOOKS_PER_S} a second",
+        f"for {SHORTEST_WAIT_MS / 1000:g} s to {admission.MOST_BACK_S:g} s",
     )
     assert [text for text in (*(f"`{name}`" for name in names), *figures) if text not in MESSAGES] == []

@@ -195,6 +195,9 @@ class Broker:
                 return self._on_stream(action, self._known(stream), asked)
             case ["CONSUMER", "CREATE", stream, consumer, *_]:
                 return self._create_consumer(self._known(stream), consumer, asked["config"])
+            case ["CONSUMER", "INFO", stream, consumer]:
+                known = self._known(stream).consumers[consumer]
+                return {"num_waiting": len([one for one in known.requests if self._listeners(one.reply)])}
             case ["CONSUMER", "DELETE", stream, consumer]:
                 if self._known(stream).consumers.pop(consumer, None) is None:
                     raise Refusal(10014, "consumer not found", 404)
@@ -296,7 +299,10 @@ class Broker:
                 continue
             while consumer.requests:
                 request = consumer.requests[0]
-                found = consumer.take(now) if self._listeners(request.reply) else None
+                if not self._listeners(request.reply):
+                    consumer.requests.pop(0)
+                    continue
+                found = consumer.take(now)
                 if found is None:
                     break
                 request.left -= 1

@@ -104,6 +104,10 @@ class Subscription:
             self.client.to_server.send(lambda: setattr(self, "is_known", False))
         self.end()
 
+    @property
+    def _id(self) -> int:
+        return self.number
+
     def end(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -167,6 +171,9 @@ class Client:
         self._subs[made.number] = made
         self.to_server.send(lambda: setattr(made, "is_known", made in self.subscriptions))
         return made
+
+    async def _send_unsubscribe(self, number: int) -> None:
+        self.to_server.send(lambda: setattr(self._subs[number], "is_known", False) if number in self._subs else None)
 
     async def _send_command(self, command: bytes) -> None:
         """Send messages that are written as the protocol has them."""

@@ -6,6 +6,7 @@ of refusals are the server's; `tests/simulation/test_broker.py` compares the mod
 """
 
 import heapq
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -286,4 +287,10 @@ class Consumer:
             if self.stream.config.get("retention") == "workqueue":
                 self.stream.remove(seq)
         elif known is not None:
-            self.unacked[seq] = now + (self.ack_wait if answer == b"+WPI" else 0.0), known[1]
+            self.unacked[seq] = now + (self.ack_wait if answer == b"+WPI" else _delay(answer)), known[1]
+
+
+def _delay(answer: bytes) -> float:
+    """The seconds that a refusal names: `-NAK {"delay": NANOSECONDS}`."""
+    options = answer.removeprefix(b"-NAK").strip()
+    return float(json.loads(options)["delay"] / 1e9) if options else 0.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from reefknot.queue.port.transport import Delivery
+from reefknot.queue.port.transport import Delivery, Room
 from reefknot.runtime.clocks import EPOCH
 from reefknot.stores.port import Store
 
@@ -175,7 +175,7 @@ class Port:
         await self._process.hop()
         self._sea.send(Delivery(subject, body, headers or {}))
 
-    def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
+    def subscribe(self, *subjects: str, limit: int = 1024, room: Room | None = None) -> AsyncIterator[Delivery]:
         return self._sea.listen(subjects, self._process)
 
     async def ready(self) -> None: ...

@@ -169,7 +169,23 @@ async def _shared_stream(ask: Asking) -> Facts:
     await ask.connection.round_trip()
     facts += [sorted(await fetch(2))]
     state = (await ask.api(f"STREAM.INFO.{ask.name}"))["state"]
-    return [*facts, state["messages"], await ask.store("q", b"5")]
+    facts += [state["messages"], await ask.store("q", b"5")]
+
+    async def waiting() -> int:
+        return int((await ask.api(f"CONSUMER.INFO.{ask.name}.c"))["num_waiting"])
+
+    began = time.monotonic()
+    await ask.connection.publish(heard[0].reply, b'-NAK {"delay": 1500000000}')
+    await ask.connection.round_trip()
+    facts += [await fetch(1), await fetch(1), time.monotonic() - began > 1]
+    asked = json.encode({"batch": 3, "expires": 20_000_000_000})
+    listening = await ask.connection.listen(f"{inbox}.more", hear)
+    await ask.connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{ask.name}.c", asked, reply=f"{inbox}.more")
+    await ask.connection.round_trip()
+    facts += [await waiting()]
+    await ask.connection.unsubscribe([listening])
+    await ask.connection.round_trip()
+    return [*facts, await waiting()]
 
 
 async def _time_limits(ask: Asking) -> Facts:

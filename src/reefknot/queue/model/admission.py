@@ -9,6 +9,7 @@ which also has to stay lower for a while: a short queue fills and empties many t
 value: accept, accept by dropping another, defer, degrade, or reject with the reason that the caller receives.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
@@ -181,6 +182,15 @@ class Rules(Struct, frozen=True):
     light: Degradation = Degradation()
     medium: Degradation = Degradation(skip_retries=True, timeout_factor=0.8)
     heavy: Degradation = Degradation(skip_retries=True, timeout_factor=0.5, skip_circuit_breaker=True)
+
+
+def refused_from(rules: Rules) -> int:
+    """The depth from which `admit` refuses an arrival that displaces no other work."""
+
+    def is_refused(depth: int) -> bool:
+        return level(depth, rules.size, rules.thresholds).severity >= rules.reject_at.severity
+
+    return bisect_left(range(rules.size), True, key=is_refused)
 
 
 ADMISSION_VERSION = 2

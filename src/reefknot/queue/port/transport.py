@@ -8,8 +8,8 @@ Every live subscription gets everything that is sent to its subjects. Messages a
 receiver that comes back asks again, and what must not be lost is in the store.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -22,6 +22,28 @@ class Delivery(Struct, frozen=True):
     headers: Mapping[str, str] = {}
     done: Callable[[], Awaitable[None]] | None = None
     """Acknowledge the message, where the transport has acknowledgements."""
+    back: Callable[[float], Coroutine[Any, Any, None]] | None = None
+    """Give the message back, where the transport keeps it for one of several receivers: after these seconds any of them
+    gets it."""
+
+
+class Room(Protocol):
+    """
+    The room of a receiver for messages that a transport keeps, each for one of several receivers.
+
+    Such a transport fetches no more than there is room for, and keeps the rest. The receiver calls `changed` when its
+    room may have grown, and when it closes or opens.
+    """
+
+    changed: Callable[[], None]
+    """Set by the transport that fetches."""
+
+    def free(self) -> int:
+        """The number of messages that the receiver has room for, in addition to all that it has read."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the receiver takes anything at all; if not, the transport also takes back what it has asked for."""
 
 
 class Transport(Protocol):
@@ -34,10 +56,10 @@ class Transport(Protocol):
         Send without waiting for the arrival. Where the engine supports it, a repeated `message_id` is delivered once.
         """
 
-    def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
+    def subscribe(self, *subjects: str, limit: int = 1024, room: Room | None = None) -> AsyncIterator[Delivery]:
         """
         Receive everything sent to these subjects from now on; while `limit` messages wait unread, senders are held
-        back.
+        back. Of messages that the transport keeps for one of several receivers it delivers what `room` is free for.
         """
 
     async def ready(self) -> None:

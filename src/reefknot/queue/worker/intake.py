@@ -4,8 +4,8 @@ Intake: deliveries in batches → known? → admitted → kept → acknowledged.
 Everything that has arrived by the time the store is free forms one batch: each message is read once, and one store call
 keeps them all. Admission is asked once for each, and again only if the store refused the batch: then they are taken in
 one by one. An arrival for which a slot is free is started by the same store call. Refusals, evictions and duplicates
-are handled outside the batch, a bounded number at a time. Nothing is acknowledged before it is kept, and a message that
-fails does not affect others.
+are handled outside the batch, a bounded number at a time. What has no place here goes back to a transport that keeps it
+for other workers too. Nothing is acknowledged before it is kept, and a message that fails does not affect others.
 """
 
 import asyncio
@@ -42,7 +42,14 @@ from reefknot.queue.model.results import DROPPED_MESSAGE, is_same_job
 from reefknot.queue.model.work import WorkItem, WorkState, assignment_and_tenant, is_unassigned
 from reefknot.queue.port.transport import Delivery
 from reefknot.queue.port.work_queue import Held
-from reefknot.queue.worker.admission import AdmissionVerdict, Admitted, IntakeResult, WorkerAdmission, with_own_class
+from reefknot.queue.worker.admission import (
+    AdmissionVerdict,
+    Admitted,
+    IntakeResult,
+    SharedRoom,
+    WorkerAdmission,
+    with_own_class,
+)
 from reefknot.queue.worker.closing import Closing
 from reefknot.queue.worker.context import WorkerContext, WorkerMessage
 from reefknot.queue.worker.pool import Pool, starting
@@ -88,6 +95,11 @@ class Intake:
         self._some = asyncio.Event()
         self._room = asyncio.Event()
         self._admissions = WorkerAdmission(pools, known, v2=self._v2)
+        self._deciding = 0
+        """Deliveries of the batch that is taken in for which nothing is decided yet."""
+        self.shared_room = SharedRoom(
+            pools, self._admissions, lambda: len(self._arrived) + self._deciding, clock=context.clock
+        )
         self._classes = own_classes(known.values())
 
     @property
@@ -97,6 +109,7 @@ class Intake:
     @draining.setter
     def draining(self, draining: bool) -> None:
         self._admissions.draining = draining
+        self.shared_room.update()
 
     # ---- deliveries -------------------------------------------------------------------------------------------------
 
@@ -112,10 +125,13 @@ class Intake:
     async def serve(self) -> None:
         """Take in what has arrived, batch by batch."""
         while True:
+            self._deciding = 0
+            self.shared_room.update()
             await self._some.wait()
             self._some.clear()
             batch, self._arrived = self._arrived, []
             self._room.set()
+            self._deciding = len(batch)
             await self._tasks.run_logged(_NOT_TAKEN, self._take_batch, batch)
 
     async def _take_batch(self, batch: list[Delivery]) -> None:
@@ -129,6 +145,7 @@ class Intake:
                 read = with_own_class(read, self._classes)
             if isinstance(read, ExecAssignment) and read.assignment_id in seen:
                 repeated.append((read, delivery))
+                self._deciding -= 1
                 continue
             answer: Admitted | AdmissionVerdict | None = None
             if isinstance(read, ExecAssignment) and isinstance(pool := self._admissions.pool_of(read), Pool):
@@ -142,8 +159,13 @@ class Intake:
             if isinstance(answer, Admitted):
                 seen.add(answer.work.assignment.assignment_id)  # of several tenants one at a time: see `events_to_keep`
                 admitted.append((answer, delivery))
+                if delivery.back is not None:
+                    self.shared_room.took(answer.pool)
+            elif delivery.back is not None and (after := self.shared_room.back_after(answer)) is not None:
+                await self._tasks.start("an assignment could not be given back", delivery.back, after)
             else:
                 await self._tasks.start(_NOT_TAKEN, self._take_alone, read, delivery, answer)
+            self._deciding -= 1
         if admitted:
             await self._keep_batch(admitted)
         for assignment, delivery in repeated:  # now that the first of the same id is kept

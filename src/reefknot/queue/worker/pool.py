@@ -10,7 +10,7 @@ The store has the last word: work can come back by itself (crashed, requeued by 
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -272,6 +272,8 @@ class Pool(Slots):
         self.rules = settings.rules_for(name)
         self.rules_hash = rules_hash(self.rules, name)
         self.queue = BoundedQueue(self.rules.size if settings.queue_v2 else None)
+        self.room_changed: Callable[[], None] = lambda: None
+        """Called when places or slots may have become free."""
         self.reserved = 0
         """Places of work that was admitted and is being written."""
         self.entering: Counter[int] = Counter()
@@ -298,10 +300,15 @@ class Pool(Slots):
 
         A slot whose last attempt is not on record yet is not free: that work may come back for another one.
         """
+        return self.queue.later + max(0, self.unstarted())
+
+    def unstarted(self) -> int:
+        """The work that is due and has no slot, less the free slots: negative while slots are free for more."""
         waiting = self.queue.ready + self.reserved + len(self.prefetched)
+        if self.paused or self._isolation.is_on:
+            return waiting
         taken = max(len(self.running), len(self.claimed) - len(self.prefetched))
-        free = 0 if self.paused or self._isolation.is_on else self.slots - taken
-        return self.queue.later + (waiting - min(waiting, free) if free > 0 else waiting)
+        return waiting - max(0, self.slots - taken)
 
     def reserve(self, priority: int) -> None:
         """Take a place for work that is being written."""
@@ -457,6 +464,7 @@ class Pool(Slots):
         while True:
             self._wake.clear()
             self._fill_slots()
+            self.room_changed()
             now, ahead = self._clock.now(), self.ahead()
             wanted = 0 if self.paused else self.slots + ahead - self.active - len(self.prefetched) - self.reserved
             wanted = self.may_claim(wanted)

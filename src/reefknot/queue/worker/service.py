@@ -170,7 +170,10 @@ class Worker:
             (self._sweep, "sweep"),
         ]
         if self._hears_shared:
-            loops.append((lambda: self._listen_to_shared(self._transport.subscribe(ASSIGN)), "shared assignments"))
+            room = self.intake.shared_room
+            room.watch()
+            shared = partial(self._transport.subscribe, ASSIGN, room=room)
+            loops.append((lambda: self._listen_to_shared(shared()), "shared assignments"))
         for service, name in loops:
             self.services.keep(name, service)
 

@@ -4,12 +4,15 @@ The shared subject of assignments as a stream: `AssignmentStream` makes it and p
 Peers that know only the documented subjects publish to `caf.exec.assign.v1`. A bounded work-queue stream on exactly
 this subject keeps what they send while no worker is there, and refuses what has no room. All workers share one
 consumer: an assignment goes to one of them, and comes back when it is not acknowledged in time.
+
+A reader that tells its `Room` is sent no more than it has room for: the rest stays in the stream, for it or another.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +20,11 @@ from msgspec import DecodeError, Struct, json
 
 from reefknot.errors import StoreError, StorePermissionError, StoreUnavailableError
 from reefknot.queue.model.messages import ASSIGN
-from reefknot.queue.port.transport import Delivery
+from reefknot.queue.port.transport import Delivery, Room
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream.connection import Connection, NobodyThereError, RefusedError
-from reefknot.stores.jetstream.wire import Heard
+from reefknot.stores.jetstream.wire import Heard, stop_sending
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
@@ -35,6 +38,10 @@ IDLE_EVERY_S = 1.0
 """How often the server confirms that it still has a request."""
 SILENT_S = 4.0
 """Silence after which a request is made again: a restarted server has lost it."""
+LOOK_S = 1.0
+"""How often the room of a full reader is looked at, although it says nothing."""
+TOGETHER_S = 0.005
+"""Room that becomes free within this time is asked for together."""
 AGAIN_S = 1.0
 DENIED_S = 30.0
 """The pause after a refusal of this user, whose permissions a person has to change."""
@@ -197,16 +204,24 @@ class SharedAnswers:
 
 
 class Puller:
-    """Fetches for one subscriber, never more than it has room for. `offer` is given each message, in the loop."""
+    """
+    Fetches for one subscriber, never more than it has room for. `offer` is given each message, in the loop.
+
+    At most one request is at the server. While the subscriber's `Room` is closed there is none.
+    """
 
     def __init__(
         self,
         stream: AssignmentStream,
         *,
         limit: int,
+        room: Room | None = None,
         unread: Callable[[], int],
         offer: Callable[[Delivery, Taken], None],
     ) -> None:
+        self._room = room
+        if room is not None:
+            room.changed = self._look
         self._stream = stream
         self._connection = stream.connection
         self._limit = limit
@@ -247,9 +262,16 @@ class Puller:
 
     async def _fetch(self) -> None:
         """Ask for as many as there is room for, and wait until they arrive or the request ends."""
-        while (room := self._limit - self._unread()) < max(1, self._limit // 4):
+        while self._wanted() < 1:
             self._moved.clear()
-            await self._moved.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if self._room is None else LOOK_S):
+                    await self._moved.wait()
+        if self._wanted() < self._limit // 4:
+            await asyncio.sleep(TOGETHER_S)
+        room = self._wanted()
+        if room < 1:
+            return
         self._request += 1
         self._left = room
         request = {
@@ -268,10 +290,42 @@ class Puller:
                 logger().info("a request for assignments was forgotten by the server; asking again")
                 self._stream.doubt()
                 return
+            if self._is_closed:
+                await self._withdraw()
+                return
         if self._is_refused:  # the stream, its consumer or its leader is gone
             self._is_refused = False
             self._stream.doubt()
             await asyncio.sleep(AGAIN_S)
+
+    def _wanted(self) -> int:
+        """The number of messages to ask for now."""
+        unread = self._unread()
+        wanted = self._limit - unread
+        if wanted < max(1, self._limit // 4):
+            return 0
+        return wanted if self._room is None else min(wanted, self._room.free() - unread)
+
+    @property
+    def _is_closed(self) -> bool:
+        return self._room is not None and not self._room.is_open
+
+    def _look(self) -> None:
+        """Hear that the subscriber's room has changed."""
+        if self._is_closed if self._left > 0 else self._wanted() > 0:
+            self._moved.set()
+
+    async def _withdraw(self) -> None:
+        """Take the request at the server back: it ends when nothing listens to its answers."""
+        subscription, self._subscription = self._subscription, None
+        self._inbox, self._left = f"_INBOX.{new_id()}", 0
+        if subscription is None:
+            return
+        try:
+            await stop_sending(self._connection.client, subscription)
+            await self._connection.round_trip()  # what was sent before is here then
+        finally:
+            await self._connection.unsubscribe([subscription])
 
     def ask_again(self) -> None:
         """Make the request again: the connection was lost, and perhaps the request with it."""
@@ -289,7 +343,8 @@ class Puller:
             self._left -= 1
             headers = {name: value for name, value in message.headers.items() if not name.startswith("Nats-")}
             done = partial(self._connection.publish, message.reply, ACK)
-            self._offer(Delivery(ASSIGN, bytes(message.data), headers, done), partial(self._taken, message.reply))
+            back = partial(self._put_back, message.reply)
+            self._offer(Delivery(ASSIGN, bytes(message.data), headers, done, back), partial(self._taken, message.reply))
         elif status != IDLE and message.subject.endswith(f".{self._request}"):
             self._left = 0
             self._is_refused = status not in (NO_MESSAGES, EXPIRED)
@@ -298,6 +353,9 @@ class Puller:
     async def _taken(self, reply: str) -> None:
         self._waiting.pop(reply, None)
         self._moved.set()
+
+    async def _put_back(self, reply: str, seconds: float) -> None:
+        await self._connection.publish(reply, NAK + b" " + json.encode({"delay": int(seconds * NANOSECONDS)}))
 
     async def keep(self) -> None:
         """Confirm to the server at intervals that unread messages are not lost."""

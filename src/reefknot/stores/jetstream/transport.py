@@ -23,7 +23,7 @@ from msgspec import Struct, json, msgpack
 
 from reefknot.errors import StoreError, StoreFullError, StoreUnavailableError
 from reefknot.queue.model.messages import ASSIGN
-from reefknot.queue.port.transport import Delivery
+from reefknot.queue.port.transport import Delivery, Room
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
@@ -106,10 +106,11 @@ class _Parts:
 class _Subscriber:
     """Messages for one subscriber that it has not taken yet."""
 
-    def __init__(self, number: int, subjects: frozenset[str], limit: int) -> None:
+    def __init__(self, number: int, subjects: frozenset[str], limit: int, room: Room | None) -> None:
         self.number = number
         self.subjects = subjects
         self.limit = limit
+        self.room = room
         self.unread: asyncio.Queue[tuple[Delivery | None, Taken | None] | Exception | None] = asyncio.Queue()
         self.subscriptions: list[Subscription] = []
         self.pulling = Services("messages on NATS")
@@ -255,11 +256,11 @@ class JetStreamTransport:
 
     # ---- receiving --------------------------------------------------------------------------------------------------
 
-    def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
+    def subscribe(self, *subjects: str, limit: int = 1024, room: Room | None = None) -> AsyncIterator[Delivery]:
         if not self._is_open:
             self._open()
         self._count += 1
-        subscriber = _Subscriber(self._count, frozenset(subjects), limit)
+        subscriber = _Subscriber(self._count, frozenset(subjects), limit, room)
         self._subscribers[subscriber.number] = subscriber
         self._start(self._listen(subscriber))
         return self._read(subscriber)
@@ -279,7 +280,8 @@ class JetStreamTransport:
             return
         if ASSIGN in subscriber.subjects and self._stream is not None:
             unread, offer = subscriber.unread.qsize, subscriber.offer
-            subscriber.puller = Puller(self._stream, limit=subscriber.limit, unread=unread, offer=offer)
+            limit, room = subscriber.limit, subscriber.room
+            subscriber.puller = Puller(self._stream, limit=limit, room=room, unread=unread, offer=offer)
             subscriber.pulling.keep("shared assignments", partial(subscriber.puller.run, subscriber.end))
             subscriber.pulling.keep("unread assignments", subscriber.puller.keep)
         await self._listeners.announce()

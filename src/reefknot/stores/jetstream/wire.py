@@ -26,6 +26,7 @@ from reefknot.runtime.timeouts import ended
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
 
 BATCH_ID, BATCH_SEQUENCE = "Nats-Batch-Id", "Nats-Batch-Sequence"
 _MORE_SPACE = "give it more space, or remove what is no longer needed"
@@ -127,6 +128,11 @@ class Direct(asyncio.Queue["Msg"]):
         except Exception as error:  # it would end the connection
             subject = printable(message.subject, most=100)
             logger().error("a message to %s failed in its handler and is dropped (%s)", subject, error_text(error))
+
+
+async def stop_sending(client: Client, subscription: Subscription) -> None:
+    """Make the server send nothing more to a subscription, which hears what is on its way."""
+    await client._send_unsubscribe(subscription._id)
 
 
 def hear_directly(client: Client) -> None:

@@ -22,7 +22,7 @@ import apsw
 from msgspec import json
 
 from reefknot.errors import ReefknotError
-from reefknot.queue.port.transport import Delivery
+from reefknot.queue.port.transport import Delivery, Room
 from reefknot.runtime.changes import until
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
@@ -235,7 +235,7 @@ class SqliteTransport:
 
     async def ready(self) -> None: ...  # a subscription is active at once
 
-    def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:
+    def subscribe(self, *subjects: str, limit: int = 1024, room: Room | None = None) -> AsyncIterator[Delivery]:
         """Deliver everything that is committed after this call: the position is read here and now."""
         connection = self._connect()
         try:
