@@ -59,6 +59,8 @@ class Activity:
         self.record_id = new_id()
         self.workers: Sequence[Worker] = ()
         """The workers whose levels and destinations are shown."""
+        self.leads = True
+        """Whether this system samples the queue of the store and adds up the records of ended systems, for all."""
         self.looked_at: Callable[[], int] = int
         """When this system last looked at its alerts (ms UTC); 0 for never."""
         self._journal = Journal(store.audit)
@@ -129,8 +131,10 @@ class Activity:
         step = int(wall // STEP_S)
         if step != self._sampled_step:
             self._sampled_step = step
-            self.counters.sample(sampled(await visible_work(self._store), self._worst_level()))
-            await fold_left(self._store, int(wall * 1000), but=self.record_id)
+            queue = sampled(await visible_work(self._store)) if self.leads else {}
+            self.counters.sample({**queue, "level": self._worst_level()})
+            if self.leads:
+                await fold_left(self._store, int(wall * 1000), but=self.record_id)
         is_quiet, self._seen = self.counters.changes == self._seen, self.counters.changes
         if is_quiet or now - self._written_at >= WRITE_EVERY_S:
             self._written_at = now
@@ -173,14 +177,13 @@ class Activity:
             await self._put(structs.replace(record, closed=True))
 
 
-def sampled(snapshot: WorkSnapshot, level: int) -> dict[str, float]:
-    """The sampled series of this moment."""
+def sampled(snapshot: WorkSnapshot) -> dict[str, float]:
+    """The sampled series of the queue at this moment."""
     counts = snapshot.counts.values()
     return {
         "queued": sum(one.get(WorkState.PENDING, 0) for one in counts),
         "oldest_s": round(snapshot.oldest_due_ms / 1000, 1),
         "quarantine": sum(one.get(WorkState.QUARANTINED, 0) for one in counts),
-        "level": level,
     }
 
 

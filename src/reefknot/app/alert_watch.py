@@ -9,7 +9,7 @@ retried, survives a crash, and is one job whichever system submits it.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -199,8 +199,11 @@ class AlertWatch:
         rules: Mapping[str, AlertThresholds],
         journal: Journal,
         webhook: AlertWebhook | None = None,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`leads` says whether it is this process that looks, for all systems of the store."""
         self._store = store
+        self._leads = leads
         self._clock = clock
         self._rules = rules
         self._journal = journal
@@ -243,6 +246,8 @@ class AlertWatch:
 
     async def look(self) -> None:
         """Measure, judge, and record and log what changed, unless another system was faster."""
+        if not self._leads():
+            return
         systems = await living_systems(self._store)
         if self.stands_in and any(reported(one, "looked_at", 0) for one in systems):
             return
@@ -343,13 +348,16 @@ async def running_activity(
 ) -> AsyncIterator[Activity]:
     """Count the events of this process for as long as the block lasts, and watch the rules of the `watched` settings;
     without them, no rules."""
-    async with Activity(store, clock) as activity:
+    activity = Activity(store, clock)
+    activity.leads = False  # until the system says that it does
+    async with activity:
         if watched is None:
             yield activity
             return
         url = webhook_of(watched)
         webhook = None if url is None else AlertWebhook(url, client_of(store, clock, watched.queue_size))
-        async with watched_alerts(store, clock, journal, watched, webhook=webhook) as watch:
+        alerts = watched_alerts(store, clock, journal, watched, webhook=webhook, leads=lambda: activity.leads)
+        async with alerts as watch:
             activity.looked_at = lambda: watch.looked_at
             yield activity
 
@@ -363,21 +371,22 @@ async def watched_alerts(
     *,
     webhook: AlertWebhook | None = None,
     stands_in: bool = False,
+    leads: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[AlertWatch]:
     """
     Watch the rules of these settings, or the built-in ones, and the systems that are gone, for as long as the block
     lasts.
 
     A watch that `stands_in` looks at the rules only while no running system does. It submits no steps: what is due for
-    the webhook is left to the next system.
+    the webhook is left to the next system. `leads` is as in `AlertWatch`.
     """
     section = AlertsSection() if settings is None else settings.configuration.alerts
-    watch = AlertWatch(store, clock, rules=rules_of(section), journal=journal, webhook=webhook)
+    watch = AlertWatch(store, clock, rules=rules_of(section), journal=journal, webhook=webhook, leads=leads)
     watch.owes_webhook = webhook is not None or (stands_in and section.webhook is not None)
     watch.stands_in = stands_in
     services = Services("system")
     services.keep("alerts", watch.run)
-    services.keep("look for systems that are gone", partial(look_for_gone, store, journal))
+    services.keep("look for systems that are gone", partial(look_for_gone, store, journal, leads))
     try:
         yield watch
     finally:

@@ -124,6 +124,8 @@ class System:
         self._obeyed = 0  # the sequence of the last command that was looked at
         self.started_after = 0
         """The last event of the log before this system started."""
+        self.leads = False
+        """Whether this system looks after what concerns all of the store: orphans, alerts, and on NATS submissions."""
         self._services = Services("system")
         self._draining: dict[str, asyncio.Task[int]] = {}
         self.ingestion: IngestionOrchestrator | None = None
@@ -146,8 +148,10 @@ class System:
         self._obeyed = await self.store.control.latest()
         self.started_after = (await end_of(self.store.audit)).sequence
         await self._claim_names()
+        await self._look_for_lead()
         self._scope.enter_context(system_scope(self.client))
-        await presence.release_dead_leases(self.store)
+        if (classes := self._looked_after()) is not None:
+            await presence.release_dead_leases(self.store, classes)
         if self._router is not None:
             await self._router.start()
         for worker in self.workers:
@@ -159,7 +163,37 @@ class System:
             raise
         self._services.keep("control", self._obey)
         self._services.keep("status", self._show)
-        self._services.keep("orphans", partial(look_for_orphans, self.store, self._recall))
+        self._services.keep("lead", self._keep_lead)
+        self._services.keep("orphans", partial(look_for_orphans, self.store, self._recall, self._looked_after))
+
+    async def _keep_lead(self) -> None:
+        while True:
+            await asyncio.sleep(STATUS_EVERY_S)
+            try:
+                await self._look_for_lead()
+            except Exception as error:
+                self._errors.log("which system leads is not known", error, self._clock.now())
+
+    async def _look_for_lead(self) -> None:
+        """Find out whether this system leads. A worker by itself reads nothing for that while it hears of a router."""
+        if self._own_work_only:
+            return
+        if self._router is None and any(worker.hears_router for worker in self.workers):
+            self.leads = False
+        else:
+            first = presence.leading(await presence.living_systems(self.store))
+            self.leads = first is None or first["system_id"] == self.system_id
+        if self._activity is not None:
+            self._activity.leads = self.leads
+        if self._router is not None:
+            self._router.leads = self.leads
+
+    def _looked_after(self) -> tuple[str, ...] | None:
+        """The classes whose orphans this system looks for: all, the queues of its own workers, or none."""
+        if self.leads and self._router is not None:
+            return ()
+        own = [pool.queue_name for worker in self.workers for pool in worker.pools.values()]
+        return tuple(own) or None
 
     async def _claim_names(self) -> None:
         """Report this system's names, or do not start; then check that no other system has them."""

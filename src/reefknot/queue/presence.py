@@ -70,16 +70,32 @@ async def store_failed(store: Store) -> NoReturn:
     raise failure
 
 
-async def look_for_orphans(store: Store, recall: Recall | None) -> None:
-    """Every second, release the leases of dead processes and bring their work back to the routers. Never ends."""
+def _of_all() -> Sequence[str]:
+    return ()
+
+
+async def look_for_orphans(
+    store: Store, recall: Recall | None, concerned: Callable[[], Sequence[str] | None] = _of_all
+) -> None:
+    """
+    Every second, release the leases of dead processes and bring their work back to the routers. Never ends.
+
+    `concerned` names the resource classes that this process looks after: all if it names none, and with these it
+    recalls; with None nothing.
+    """
     loop, errors = asyncio.get_running_loop(), RepeatedErrors()
     gone = 1  # workers that died before this one started
     while True:
+        classes = concerned()
         try:
-            gone += await release_dead_leases(store)
-            if gone and recall is not None:
-                await recall_left(store, recall)
-            gone = 0
+            if classes is not None:
+                gone += await release_dead_leases(store, classes)
+            if classes:
+                gone = 1  # those that die before it looks after all
+            elif classes is not None:
+                if gone and recall is not None:
+                    await recall_left(store, recall)
+                gone = 0
         except Exception as error:
             errors.log(
                 "work of dead processes cannot be searched for; the next search is in a second", error, loop.time()
@@ -113,6 +129,16 @@ async def living_systems(store: Store) -> list[Status]:
 
 def _status(report: StatusReport) -> Status:
     return {**json.loads(report.body), "sequence": report.sequence, "reported_at": report.at}
+
+
+def leading(systems: Sequence[Status]) -> Status | None:
+    """
+    The system that looks after what concerns all: the oldest with a router for everyone, else the oldest.
+
+    A system that only does its own work never leads.
+    """
+    candidates = [one for one in systems if not one.get("own_work_only")]
+    return next((one for one in candidates if one["router"]), next(iter(candidates), None))
 
 
 def worker_names(systems: Sequence[Status]) -> set[str]:
@@ -176,16 +202,20 @@ def _names(status: Status) -> dict[str, set[str]]:
     return {"worker": worker_names([status]), "router": router_names([status]) - {WHOLE_SYSTEMS_ROUTER}}
 
 
-async def release_dead_leases(store: Store) -> int:
-    """End the leases of dead processes, so that the next claim can take their work. Returns how many there were."""
+async def release_dead_leases(store: Store, classes: Sequence[str] = ()) -> int:
+    """
+    End the leases of dead processes on work of these classes, or of all, so that the next claim can take it.
+
+    Returns how many there were.
+    """
     async with asyncio.timeout(STORE_S):
-        gone = await dead_owners(store)
+        gone = await dead_owners(store, classes)
         return await store.leases.end(gone) if gone else 0
 
 
-async def gone_owners(store: Store) -> list[str]:
+async def gone_owners(store: Store, classes: Sequence[str] = ()) -> list[str]:
     """The owners of running work whose processes on this host have ended."""
-    return [owner for owner in await store.leases.owners() if owner_is_gone(owner)]
+    return [owner for owner in await store.leases.owners(classes=classes) if owner_is_gone(owner)]
 
 
 async def visible_work(store: Store) -> WorkSnapshot:
@@ -193,23 +223,23 @@ async def visible_work(store: Store) -> WorkSnapshot:
     return await store.work.snapshot(await gone_owners(store))
 
 
-async def dead_owners(store: Store) -> list[str]:
+async def dead_owners(store: Store, classes: Sequence[str] = ()) -> list[str]:
     """The owners of running work whose processes are gone, or silent on another host."""
-    gone = await gone_owners(store)
-    return gone + [owner for owner in await _silent_owners(store) if owner not in gone]
+    gone = await gone_owners(store, classes)
+    return gone + [owner for owner in await _silent_owners(store, classes) if owner not in gone]
 
 
-async def _silent_owners(store: Store) -> list[str]:
+async def _silent_owners(store: Store, classes: Sequence[str]) -> list[str]:
     """
     The owners on other hosts that neither report nor renew any more.
 
     After a pause of this process all others look silent: they are given time to report again.
     """
-    if STATUS_KEPT_S < store.reached_for < inf:
-        living = {one.get("process", "") for one in await living_systems(store)}
-        silent = await store.leases.owners(silent_for=STATUS_KEPT_S)
-        return [owner for owner in silent if owner.rpartition("@")[2] not in living]
-    return []
+    if not STATUS_KEPT_S < store.reached_for < inf:
+        return []
+    silent = await store.leases.owners(silent_for=STATUS_KEPT_S, classes=classes)
+    living = {one.get("process", "") for one in await living_systems(store)} if silent else ()
+    return [owner for owner in silent if owner.rpartition("@")[2] not in living]
 
 
 # ---- systems that are gone -------------------------------------------------------------------------------------------
@@ -273,13 +303,15 @@ GONE = "gone"
 """The value that has the systems whose end was recorded, with the time of that (ms UTC)."""
 
 
-async def look_for_gone(store: Store, journal: Journal) -> None:
-    """Every few seconds, record the systems that are gone. Never ends."""
+async def look_for_gone(store: Store, journal: Journal, leads: Callable[[], bool] = lambda: True) -> None:
+    """Every few seconds, in the process that leads, record the systems that are gone. Never ends."""
     loop, errors = asyncio.get_running_loop(), RepeatedErrors()
     pause = LOOK_S  # so that the system of this process has reported
     while True:
         await asyncio.sleep(pause)
         pause = LOOK_FOR_GONE_S
+        if not leads():
+            continue
         try:
             await record_gone(store, journal)
             await forget_replaced(store)

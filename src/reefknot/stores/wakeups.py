@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from reefknot.queue.model.work import WorkState
+from reefknot.queue.port.work_queue import TakeOver
 from reefknot.runtime.changes import Waiters
 
 CLASS_TOPIC = "work in "
@@ -32,10 +33,15 @@ def topics_of(resource_class: str, state: WorkState, *, end: str) -> tuple[str, 
 
 
 class WakingQueue(ABC):
-    """The waiting side of a work queue."""
+    """The waiting side of a work queue whose processes all keep their own submissions."""
+
+    led_by_one = False
 
     def __init__(self, waiters: Waiters) -> None:
         self.waiters = waiters
+
+    def hand_over_to(self, take: TakeOver | None) -> None:  # noqa: B027 - there is nothing to do
+        """Do nothing: every process keeps its own submissions."""
 
     @abstractmethod
     async def soonest(self, classes: Sequence[str]) -> float:

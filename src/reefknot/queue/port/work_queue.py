@@ -9,7 +9,7 @@ twice, but never gets two results, because every new claim has a new fence.
 An operator decides about work that has its result: `change` applies a transition to all items that match a filter.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -41,8 +41,12 @@ class Held(Struct, frozen=True, gc=False):
 class Leases(Protocol):
     """The leases of all work in a store."""
 
-    async def owners(self, *, silent_for: float = 0.0) -> list[str]:
-        """The owners of running work, each once; with `silent_for`, those without a renewal in that many seconds."""
+    async def owners(self, *, silent_for: float = 0.0, classes: Sequence[str] = ()) -> list[str]:
+        """
+        The owners of running work of these classes, or of all, each once.
+
+        With `silent_for`, those without a renewal in that many seconds.
+        """
 
     async def end(self, owners: Collection[str]) -> int:
         """End the leases of owners that are gone for good; the next claim counts a crash. Returns how many ended."""
@@ -238,6 +242,10 @@ class QuarantineStats(Struct, frozen=True):
     oldest_at: int | None
 
 
+TakeOver = Callable[
+    [Sequence[WorkItem], SubmissionRules, Sequence[Sequence[AuditEntry]]], Awaitable[list[Enqueued | Reject]]
+]
+"""Keeps what another process submits: the items, the rules of its admission, and the events of each."""
 FREELY = Enqueue()
 """Without admission, and for no owner."""
 
@@ -254,6 +262,17 @@ class WorkQueue(Protocol):
         With `rules` admission decides, in the same step, by what is open in that moment (`admit_submission`): a
         refusal writes nothing, and an item that is displaced ends as dropped. The events are kept when at least one
         item was accepted, except those that tell (by their `work_id`) of an item that was not.
+        """
+
+    @property
+    def led_by_one(self) -> bool:
+        """Whether one router at a time should admit and claim submissions: with several, each would follow all work."""
+
+    def hand_over_to(self, take: TakeOver | None) -> None:
+        """
+        From now on, let the router of this process keep what others submit; None ends that.
+
+        Where every process can keep its own submissions at the same cost, this does nothing.
         """
 
     async def assign(

@@ -130,14 +130,23 @@ class Router:
             store.work, clock, rules=rules, lease=lease, journal=journal, control=store.control
         )
         self._takes_all = not own_workers
+        self._is_started = False
+        self._leads_since_start: bool | None = None
         self.health = HealthTable(own_workers)
-        self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._claim_now.set)
+        self._callers = LocalCallers(
+            context,
+            self.submissions,
+            claims=lambda: self._serves,
+            on_claimed=self._wake.set,
+            on_left=self._claim_now.set,
+        )
         self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
         self.dispatcher = Dispatcher(context, self.health, self._completion)
         self._inbox = Inbox(
             context, self.health, self.dispatcher, self._completion, tasks=self._background, wake=self._wake.set
         )
         self.services = Services(router_id)
+        self._leads = True
         self._started_at = 0
         self._obeyed = 0
         """The sequence of the last command that was looked at."""
@@ -150,9 +159,7 @@ class Router:
         require_asyncio("Router")
         self._started_at = int(self._clock.wall() * 1000)
         self.health.store = self._store.identity
-        subscribe = self._context.transport.subscribe
         loops: list[tuple[Service, str]] = [
-            (lambda: self._inbox.listen(subscribe(ACK, RESULT, HEARTBEAT)), "inbox"),
             (self._claim_submissions, "claims"),
             (self._dispatch, "dispatch"),
             (self._renew, "leases"),
@@ -164,9 +171,40 @@ class Router:
         ]
         for service, name in loops:
             self.services.keep(name, service)
+        self._is_started = True
+        self.leads = self._leads
+
+    @property
+    def leads(self) -> bool:
+        """
+        Whether this router takes the submissions of the store.
+
+        One that stands by takes none, hears no worker, and hands over what is submitted through it, where the store is
+        led by one; elsewhere all routers take submissions, and the one that leads recalls the work of workers that are
+        gone.
+        """
+        return self._leads
+
+    @leads.setter
+    def leads(self, leads: bool) -> None:
+        self._leads = leads
+        if not self._is_started or leads is self._leads_since_start:
+            return
+        self._leads_since_start, work = leads, self._store.work
+        if self._serves:
+            subscribe = self._context.transport.subscribe
+            self.services.keep("inbox", lambda: self._inbox.listen(subscribe(ACK, RESULT, HEARTBEAT)))
+        work.hand_over_to(self._callers.take_over if leads and self._takes_all else None)
+        self._claim_now.set()
+
+    @property
+    def _serves(self) -> bool:
+        """Whether it claims submissions."""
+        return self._leads or not self._takes_all or not self._store.work.led_by_one
 
     async def stop(self) -> None:
         """Return everything that is pending to the store, for the next router."""
+        self._store.work.hand_over_to(None)
         await self.services.stop()
         await self._background.stop()
         await self._background.run_logged("the last results could not be kept", self._last_writes)
@@ -330,7 +368,7 @@ class Router:
         """Claim what other processes submitted, or what came when there was no room, as long as there is some now."""
         while True:
             self._claim_now.clear()
-            room = min(BATCH, self._context.settings.rules.size - len(self.table))
+            room = min(BATCH, self._context.settings.rules.size - len(self.table)) if self._serves else 0
             before = len(self.table)
             failed = False
             only = None if self._takes_all else self._callers.elsewhere()
@@ -385,6 +423,8 @@ class Router:
         """Bring work back that is queued for workers which are gone: then it is routed, expired or cancelled here."""
         while True:
             await asyncio.sleep(RECALL_S)
+            if not self._leads:
+                continue
             await self._background.run_logged("work of gone workers could not be recalled", self._recall_once)
 
     async def _recall_once(self) -> None:

@@ -73,6 +73,8 @@ _FREE_FIELDS = ("job.payload", "job.resources", "metadata", "decision")
 """Fields that hold a caller's own values."""
 _UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
 BATCH = 200
+SOON_MS = 100
+"""What another process submits counts as due when it is due this soon: its clock may differ a little."""
 REFUSALS_S = 1.0
 """How often refusals are written down: the first one at once, and then the number of the others."""
 _NEVER = 1_000_000_000
@@ -194,8 +196,19 @@ class Submissions:
         """Keep these in one step. With an `owner` they are its own at once, and need not be claimed."""
         wall = self._clock.wall()
         entries = self._journal.entries([submitted_event(item, wall, self._identity) for item in items])
-        submitted = {item.id: (entry,) for item, entry in zip(items, entries, strict=True)}
-        terms = Enqueue(self._rules, owner, self._lease, lambda item: submitted[item.id], self._dropped)
+        return await self.enqueue_for(items, self._rules, [(entry,) for entry in entries], owner=owner)
+
+    async def enqueue_for(
+        self,
+        items: Sequence[WorkItem],
+        rules: SubmissionRules,
+        events: Sequence[Sequence[AuditEntry]],
+        *,
+        owner: str = "",
+    ) -> list[Enqueued | Reject]:
+        """Keep these by the rules of a submitter, each with its events."""
+        submitted = {item.id: of_item for item, of_item in zip(items, events, strict=True)}
+        terms = Enqueue(rules, owner, self._lease, lambda item: submitted[item.id], self._dropped)
         async with asyncio.timeout(STORE_S):
             return await self._work.enqueue(items, terms)
 
@@ -371,7 +384,7 @@ class LocalCallers:
     Callers in the router's own process, and the results they wait for.
 
     Their submissions are kept in batches. While there is room they are this router's from the start; else they wait in
-    the store until it, or another router, has room.
+    the store until it, or another router, has room. The same holds for what other processes hand over to this router.
     """
 
     def __init__(
@@ -379,11 +392,13 @@ class LocalCallers:
         context: RouterContext,
         submissions: Submissions,
         *,
+        claims: Callable[[], bool],
         on_claimed: Callable[[], None],
         on_left: Callable[[], None],
     ) -> None:
         self._context = context
         self._submissions = submissions
+        self._claims = claims
         self._on_claimed = on_claimed
         self._on_left = on_left
         self._callers: dict[str, asyncio.Future[ExecResult]] = {}
@@ -425,10 +440,9 @@ class LocalCallers:
 
     async def _keep(self, arrivals: list[_LocalSubmission]) -> None:
         """Keep a batch, even of callers that have left: whether it was kept is not known to one that left."""
-        context, table = self._context, self._context.table
         await self._submissions.learn_classes()
         items = [self._submissions.item(one.assignment, one.body) for one in arrivals]
-        owner = context.owner if len(table) + len(items) <= context.settings.rules.size else ""
+        owner = self._owner_of(len(items))
         try:
             answers = await self._submissions.enqueue(items, owner=owner)
         except BaseException as error:
@@ -436,18 +450,43 @@ class LocalCallers:
                 if not one.kept.done():
                     one.kept.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
             raise
-        now = context.clock.now()
         for one, item, kept in zip(arrivals, items, answers, strict=True):
             if kept is Enqueued.ACCEPTED and owner:
-                claimed = ClaimedSubmission(
-                    one.assignment, Held(item.id, owner, FIRST_FENCE), item.deadline_at, False, one.body
-                )
-                table.add(claimed, item.pool, now)
+                self._claimed(one.assignment, item, owner, one.body)
             if kept is Enqueued.ACCEPTED:
                 self._undecided.discard(item.id)
             if not one.kept.done():
                 one.kept.set_result(kept)
         (self._on_claimed if owner else self._on_left)()
+
+    def _owner_of(self, number: int) -> str:
+        """The owner of so much new work: this router, as far as it has room for it."""
+        context = self._context
+        has_room = len(context.table) + number <= context.settings.rules.size
+        return context.owner if has_room and self._claims() else ""
+
+    def _claimed(self, assignment: ExecAssignment, item: WorkItem, owner: str, body: bytes) -> None:
+        """Look after what was enqueued for this router."""
+        held = Held(item.id, owner, FIRST_FENCE)
+        claimed = ClaimedSubmission(assignment, held, item.deadline_at, False, body)
+        self._context.table.add(claimed, item.pool, self._context.clock.now())
+
+    async def take_over(
+        self, items: Sequence[WorkItem], rules: SubmissionRules, events: Sequence[Sequence[AuditEntry]]
+    ) -> list[Enqueued | Reject]:
+        """Keep what another process submits. What is due, and can be read, is this router's from the start."""
+        soon = int(self._context.clock.wall() * 1000) + SOON_MS
+        read = {item.id: read_assignment(item.payload) for item in items if item.due_at <= soon}
+        owner = self._owner_of(len(items))
+        if any(isinstance(one, InvalidMessage) for one in read.values()) or len(read) < len(items):
+            owner = ""  # its claim sets aside what cannot be read, and waits for what is due later
+        answers = await self._submissions.enqueue_for(items, rules, events, owner=owner)
+        for item, kept in zip(items, answers, strict=True):
+            assignment = read.get(item.id)
+            if kept is Enqueued.ACCEPTED and owner and isinstance(assignment, ExecAssignment):
+                self._claimed(assignment, item, owner, item.payload)
+        (self._on_claimed if owner else self._on_left)()
+        return answers
 
     def _join(self, name: str, item: WorkItem | None) -> None:
         """Let a caller wait for the result of what was submitted before, as it stands in the store."""

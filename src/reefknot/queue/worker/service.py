@@ -61,6 +61,8 @@ PAGE = 500
 MOST_DOWN = 1000
 """Destinations that a starting worker takes for down, because work waits for them; at most."""
 AT_ONCE = 64
+ROUTER_SILENT_S = 7.0
+"""Silence after which a worker no longer counts on a router; a router tells of itself every five seconds."""
 """Refusals, cancellations and acks handled at once, in addition to the intake's batches."""
 
 _cancels = msgspec.json.Decoder(Cancel)
@@ -124,6 +126,7 @@ class Worker:
         self._transport = transport
         self._clock = clock
         self._hears_shared = shared_subject
+        self._router_heard_at = -inf
         self._context = context = WorkerContext(
             name=worker_id,
             owner=f"{worker_id}#{new_id()}{process and '@'}{process}",
@@ -323,7 +326,13 @@ class Worker:
         if delivery.done is not None:
             await delivery.done()
 
+    @property
+    def hears_router(self) -> bool:
+        """Whether a router has told its fleet of itself lately."""
+        return self._clock.now() - self._router_heard_at < ROUTER_SILENT_S
+
     async def _share_throttle(self, delivery: Delivery) -> None:
+        self._router_heard_at = self._clock.now()
         self.steps.outages.destinations.fleet_of(_fleets.decode(delivery.body).workers)
         if delivery.done is not None:
             await delivery.done()

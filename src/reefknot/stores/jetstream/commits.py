@@ -19,6 +19,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +27,7 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.errors import ReefknotError, StoreError, StoreFullError, StorePermissionError, StoreUnavailableError
 from reefknot.idempotency.model import KeyRecord
+from reefknot.queue.model.work import is_over
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
@@ -116,6 +118,8 @@ class ConflictError(Exception):
     def __init__(self, sequence: int) -> None:
         super().__init__(sequence)
         self.sequence = sequence
+        self.ids: list[str] = []
+        """The items whose records were to be changed."""
 
 
 class Commits:
@@ -255,7 +259,7 @@ class Commits:
                 return
             except ConflictError as lost:
                 changes = [one for one in changes if not one.future.done()]
-                await self._state.reach(lost.sequence - 1, CATCH_UP_S)
+                await self._state.catch_up(lost.sequence - 1, lost.ids, CATCH_UP_S)
         raise self.overtaken()
 
     async def _try(self, changes: Sequence[Change[Any]]) -> None:
@@ -281,7 +285,12 @@ class Commits:
                     stored(start + place)
                 for work_id, place, kept in records:
                     state.keep(work_id, start + first + place, kept)
+            over = [work_id for work_id, _, _ in records if is_over(state.table.items[work_id])]
             state.took()
+        except ConflictError as lost:
+            lost.ids = list(state.table.before)
+            state.table.roll_back()
+            raise
         except BaseException:
             state.table.roll_back()
             raise
@@ -293,6 +302,13 @@ class Commits:
                     change.future.set_exception(error)
                 else:
                     change.future.set_result(answer)
+        if over:
+            await self._tell_waiters(over)
+
+    async def _tell_waiters(self, over: Sequence[str]) -> None:
+        """Wake the callers in other processes that wait for these ends; they look by themselves a second later."""
+        with suppress(StoreError):
+            await self._connection.publish_each([self._state.names.over(work_id) for work_id in over])
 
     def _begin(self) -> None:
         self._is_busy = True

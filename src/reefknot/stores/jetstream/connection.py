@@ -344,6 +344,14 @@ class Connection:
         except Exception as error:
             raise self._explained(error) from error
 
+    async def publish_each(self, subjects: Iterable[str]) -> None:
+        """Send a message without content to each of these subjects, in one write."""
+        self._check_up()
+        try:
+            await send(self.client, b"".join([line_of(subject, b"") for subject in subjects]))
+        except Exception as error:
+            raise self._explained(error) from error
+
     async def request(
         self, subject: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = REQUEST_S
     ) -> Heard:

@@ -1,7 +1,8 @@
 """
 The commands, statuses and named values of a store on JetStream.
 
-Commands and statuses are mirrored by every process. Values are not: they may be large and change often, few processes
+Commands are mirrored by the processes that wait for them, statuses by those that mirror all open work; others read the
+statuses when they need them, by one request. Values are not mirrored: they may be large and change often, few processes
 read them, and a reader needs the current one. So they are read from the leader.
 """
 
@@ -18,7 +19,7 @@ from reefknot.queue.model.submission import Capacity
 from reefknot.queue.port.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream.commits import Batch, Commits
-from reefknot.stores.jetstream.reads import StreamMessage, last_message, scan
+from reefknot.stores.jetstream.reads import StreamMessage, last_message
 from reefknot.stores.jetstream.state import Message, State, StoredCommand, StoredStatus
 from reefknot.stores.jetstream.streams import token_of
 from reefknot.stores.port import StoredValue, checked_body, checked_name
@@ -61,9 +62,11 @@ class JetStreamControl:
         return given
 
     async def poll(self, target: str, *, after: int = 0, limit: int = 100) -> list[Command]:
+        await self._state.hear_commands()
         return await self._commits.read(lambda _: self._state.unread((EVERYONE, target), after, limit))
 
     async def latest(self) -> int:
+        await self._state.hear_commands()
         return await self._commits.read(lambda _: self._state.last_command)
 
     async def wait(self, timeout: float, *, after: int) -> int:
@@ -78,6 +81,9 @@ class JetStreamControl:
         """
         token, now = token_of(name), self._state.now()
         known = self._state.statuses.get(token)
+        if known is None and not self._state.mirrors_all:
+            await self._state.read_status(name)
+            known = self._state.statuses.get(token)
         earlier = known[1].first or known[0] if known is not None and known[1].stale_at > now.wall else 0
         status = StoredStatus(name, body, now.wall, now.wall + milliseconds(keep), capacity, earlier)
         ttl = LEAST_TTL_S + int(SILENT_KEPT_S + keep)
@@ -98,6 +104,8 @@ class JetStreamControl:
         return int(json.decode(answer.data)["seq"])
 
     async def reports(self, *, silent: bool = False) -> list[StatusReport]:
+        if not self._state.mirrors_all:
+            await self._state.read_statuses()
         return await self._commits.read(lambda _: self._state.reports(silent=silent))
 
 
@@ -127,7 +135,7 @@ class JetStreamValues:
 
     async def list(self, prefix: str = "") -> Sequence[StoredValue]:
         names = self._state.names
-        messages = await scan(self._state.connection, names.state, [f"{names.name}.value.*"])
+        messages = await self._state.direct.matching(f"{names.name}.value.*")
         values = [value for value in map(_value_of, messages) if value is not None and value.name.startswith(prefix)]
         return sorted(values, key=lambda value: value.name)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct, json
@@ -98,6 +99,91 @@ async def patiently(connection: Connection, read: Callable[[], Awaitable[R]]) ->
                 raise
         await connection.wait_until_up(deadline - loop.time())
         await asyncio.sleep(0.05)
+
+
+AT_ONCE = 100
+"""Single reads that are on their way at once."""
+
+
+async def gathered(read: Callable[[str], Awaitable[R]], wanted: Sequence[str]) -> list[R]:
+    """The answers for each of these, a few of them asked for at a time."""
+    found: list[R] = []
+    for at in range(0, len(wanted), AT_ONCE):
+        found += await asyncio.gather(*(read(one) for one in wanted[at : at + AT_ONCE]))
+    return found
+
+
+MOST_DIRECT = 500
+"""Subjects of one direct read; the server answers at most 1024."""
+TOO_MANY = 413
+"""The status of a direct read that more subjects match."""
+
+
+class DirectReads:
+    """
+    The last messages of many subjects by one request, answered by any server that has a replica.
+
+    Such an answer may be a moment behind what the stream's leader has.
+    """
+
+    def __init__(self, connection: Connection, stream: str) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._subject = f"$JS.API.DIRECT.GET.{stream}"
+        self._inbox = f"_INBOX.direct-{new_id()}"
+        self._subscription: Subscription | None = None
+        self._asked = 0
+        self._waiting: dict[str, tuple[list[StreamMessage], asyncio.Future[None]]] = {}
+
+    async def last(self, subjects: Sequence[str]) -> list[StreamMessage]:
+        """The last message of each of these subjects, which may have wildcards, where there is one."""
+        found: list[StreamMessage] = []
+        for at in range(0, len(subjects), MOST_DIRECT):
+            some = partial(self._ask, subjects[at : at + MOST_DIRECT])
+            found += await patiently(self._connection, some)
+        return found
+
+    async def _ask(self, subjects: Sequence[str]) -> list[StreamMessage]:
+        if self._subscription is None:
+            self._subscription = await self._connection.listen(f"{self._inbox}.*", self._hear)
+        self._asked += 1
+        name = f"{self._inbox}.{self._asked}"
+        found: list[StreamMessage] = []
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[name] = found, answer
+        try:
+            await self._connection.publish(self._subject, json.encode({"multi_last": subjects}), reply=name)
+            async with asyncio.timeout(READ_S):
+                await answer
+        except TimeoutError as error:
+            shown = self._connection.options.shown
+            raise UnansweredError(shown, "a direct read was not answered", "it is tried again") from error
+        finally:
+            del self._waiting[name]
+        return found
+
+    async def matching(self, subject: str) -> list[StreamMessage]:
+        """The last message of every subject that matches this one."""
+        try:
+            return await self.last([subject])
+        except RefusedError as error:
+            if error.number != TOO_MANY:
+                raise
+            return await scan(self._connection, self._stream, [subject])
+
+    def _hear(self, message: Heard) -> None:
+        found, answer = self._waiting.get(message.subject, ([], None))
+        if answer is None or answer.done():
+            return
+        if message.status in ("204", "404"):  # the end of the answer, or nothing there
+            answer.set_result(None)
+        elif message.status:
+            refusal = RefusedError(self._connection.options.shown, int(message.status), "a direct read is refused")
+            answer.set_exception(refusal)
+        else:
+            headers = message.headers
+            sequence = int(headers["Nats-Sequence"])
+            found.append(StreamMessage(headers["Nats-Subject"], sequence, message.data, message.raw_headers))
 
 
 Start = dict[str, Any]

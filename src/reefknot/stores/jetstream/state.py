@@ -1,10 +1,15 @@
 """
-The state of a store in this process: a mirror of all open work, commands, statuses and resource classes.
+The state of a store in this process: the records that it knows, each with its revision, and what it mirrors of the
+others.
 
-A feed of the state stream keeps it up to date; `Commits` changes the mirror first, then the server. While a batch is on
-its way the mirror is frozen: messages that arrive in the meantime are applied when its outcome is known. Every record
-has a revision, the sequence of its message, which the server compares with each change. So this mirror may be behind: a
-decision on old facts is refused by the server, and made again.
+A process knows what it has written or read itself. That is all that a worker or a client needs. A process that
+decides about the work of others mirrors it, from its first such question on: all open work with the statuses and
+resource classes (a router, a list), or the open work of one pool (a queue that several processes serve). A feed of the
+state stream keeps a mirror up to date; `Commits` changes the state first, then the server. While a batch is on its way
+the state is frozen: messages that arrive in the meantime are applied when its outcome is known.
+
+A revision is the sequence of a record's message, which the server compares with each change. So the state may be
+behind: a decision on old facts is refused by the server, and made again on the record as it is then.
 
 Ended work is not mirrored. It is read on request, and a few ended items stay in the table.
 """
@@ -13,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 from msgspec import Struct, json, structs
@@ -27,8 +32,8 @@ from reefknot.queue.port.control import SILENT_KEPT_S, Command, StatusReport
 from reefknot.runtime.changes import Waiters
 from reefknot.runtime.log import logger, printable
 from reefknot.stores.jetstream.connection import Connection
-from reefknot.stores.jetstream.reads import LATEST, Feed, Start, StreamMessage, last_message
-from reefknot.stores.jetstream.streams import OPEN, Names
+from reefknot.stores.jetstream.reads import LATEST, DirectReads, Feed, Start, StreamMessage, gathered, last_message
+from reefknot.stores.jetstream.streams import OPEN, Names, token_of
 from reefknot.stores.wakeups import END_TOPIC
 from reefknot.stores.work_in_memory.table import WorkTable
 
@@ -74,6 +79,10 @@ class StoredItem(Struct, frozen=True, array_like=True):
     result_parts: int = 0
 
 
+Record = tuple[StoredItem | None, int, str]
+"""What was read of an item: its record, the revision and the subject. A tombstone has a revision too."""
+
+
 class StoredStatus(Struct, frozen=True):
     """The record of a status; `first` is the sequence of the first report, 0 in that report itself."""
 
@@ -94,8 +103,63 @@ class StoredCommand(Struct, frozen=True):
     stale_at: int
 
 
+SERVICE_EVERY_S = 1.0
+"""How often a process writes the mean service time of a resource class."""
+
+
+class Mirror:
+    """A feed of records of the state stream, from the start of a process's interest in them on."""
+
+    def __init__(
+        self,
+        state: State,
+        filters: Sequence[str],
+        apply: Callable[[StreamMessage], None],
+        *,
+        holds: Callable[[WorkItem], bool] = lambda _: False,
+    ) -> None:
+        """`holds` says of an open item whether its record is among those of the filters."""
+        self._state = state
+        self._apply = apply
+        self.holds = holds
+        self._reloading: set[str] | None = None
+        self._heard_at = state.clock.now()
+        self.feed = Feed(
+            state.connection, state.names.state, filters, self._arrived, start=LATEST, restarted=self._where_to_begin
+        )
+
+    async def start(self) -> None:
+        """Read what there is; an error when that is not possible."""
+        await self.feed.start()
+        try:
+            async with asyncio.timeout(OPENED_S):
+                await self.feed.caught_up.wait()
+        except TimeoutError as error:
+            await self.feed.stop()
+            shown = self._state.connection.options.shown
+            raise StoreUnavailableError(shown, "its records cannot be read", "check the server's load") from error
+
+    def _where_to_begin(self) -> Start | None:
+        """The place where a recreated feed begins: at the start if tombstones may be gone by now."""
+        if self._state.clock.now() - self._heard_at < RELOAD_AFTER_S:
+            return None
+        items = self._state.table.items.values()
+        self._reloading = {one.id for one in items if one.state in _OPEN and self.holds(one)}
+        return LATEST
+
+    def _arrived(self, message: StreamMessage) -> None:
+        self._heard_at = self._state.clock.now()
+        self._state.arrived(self._apply, message)
+        if self._reloading is not None:
+            self._reloading.discard(self._state.id_at(message.subject))
+            if self.feed.caught_up.is_set():
+                gone, self._reloading = self._reloading, None
+                for work_id in gone:
+                    self._state.forget(work_id)
+
+
 class State(Waiters):
-    """The mirror of one store."""
+    """What one process knows of a store."""
 
     def __init__(self, connection: Connection, names: Names, clock: Clock, *, work_ttl: int | None) -> None:
         super().__init__()
@@ -111,32 +175,58 @@ class State(Waiters):
         """By work id: the subject of its record, and the number of parts of payload and result."""
         self._ids: dict[str, str] = {}
         """By subject of a record that is here: its work id, which a tombstone does not name."""
-        self.awaited: dict[str, int] = {}
-        """By token of a work id whose end is waited for: the sequence of the last tombstone of its record."""
         self.entered: dict[str, int] = {}
         """By resource class: the revision of its arrivals."""
         self.statuses: dict[str, tuple[int, StoredStatus]] = {}
         self.commands: dict[int, StoredCommand] = {}
         self.last_command = 0
-        self._held: list[StreamMessage] | None = None
-        self._reloading: set[str] | None = None
-        self._heard_at = clock.now()
-        self.feed = Feed(
-            connection, names.state, names.mirrored, self._arrived, start=LATEST, restarted=self._where_to_begin
-        )
-
-    async def start(self) -> None:
-        await self.feed.start()
-        try:
-            async with asyncio.timeout(OPENED_S):
-                await self.feed.caught_up.wait()
-        except TimeoutError as error:
-            shown = self.connection.options.shown
-            raise StoreUnavailableError(shown, "its records cannot be read", "check the server's load") from error
+        self.direct = DirectReads(connection, names.state)
+        self._held: list[tuple[Callable[[StreamMessage], None], StreamMessage]] | None = None
+        self._served_at: dict[str, float] = {}
+        self._mirrors: dict[str, Mirror] = {}
+        """Those of all open work, of commands, and of single pools, by name."""
+        self._starting = asyncio.Lock()
 
     async def close(self) -> None:
-        await self.feed.stop()
+        for mirror in self._mirrors.values():
+            await mirror.feed.stop()
         self.wake_all()
+
+    # ---- mirrors -----------------------------------------------------------------------------------------------------
+
+    @property
+    def mirrors_all(self) -> bool:
+        """Whether all open work is mirrored."""
+        return _ALL in self._mirrors
+
+    def is_mirrored(self, item: WorkItem) -> bool:
+        """Whether changes of this item by other processes arrive here."""
+        return any(one.holds(item) for one in self._mirrors.values())
+
+    async def mirror(self) -> None:
+        """Mirror all open work, statuses and resource classes from now on."""
+        if not self.mirrors_all:
+            branches = ("work.open.>", "status.*", "pool.>")
+            filters = [f"{self.names.name}.{branch}" for branch in branches]
+            await self._add_mirror(_ALL, Mirror(self, filters, self._apply, holds=lambda _: True))
+
+    async def mirror_pool(self, pool: str) -> None:
+        """Mirror the open work of a pool from now on."""
+        if not self.mirrors_all and f"pool {pool}" not in self._mirrors:
+            filters = [self.names.all_work(OPEN, token_of(pool))]
+            mirror = Mirror(self, filters, self._apply, holds=lambda item: item.pool == pool)
+            await self._add_mirror(f"pool {pool}", mirror)
+
+    async def hear_commands(self) -> None:
+        """Mirror the commands from now on."""
+        if _COMMANDS not in self._mirrors:
+            await self._add_mirror(_COMMANDS, Mirror(self, [self.names.commands], self._apply))
+
+    async def _add_mirror(self, name: str, mirror: Mirror) -> None:
+        async with self._starting:
+            if name not in self._mirrors:
+                await mirror.start()
+                self._mirrors[name] = mirror
 
     def now(self) -> Moment:
         """The current moment by the server's time, for leases too, because their holders are on other machines."""
@@ -151,26 +241,19 @@ class State(Waiters):
 
     def release(self) -> None:
         held, self._held = self._held or [], None
-        for message in held:
-            self._apply(message)
+        for apply, message in held:
+            apply(message)
 
-    def _where_to_begin(self) -> Start | None:
-        """The place where a recreated feed begins: at the start if tombstones may be gone by now."""
-        if self.clock.now() - self._heard_at < RELOAD_AFTER_S:
-            return None
-        self._reloading = {one.id for one in self.table.items.values() if one.state in _OPEN}
-        return LATEST
-
-    def _arrived(self, message: StreamMessage) -> None:
-        self._heard_at = self.clock.now()
+    def arrived(self, apply: Callable[[StreamMessage], None], message: StreamMessage) -> None:
+        """Apply a message of a mirror, now or when the batch that is on its way has its answer."""
         if self._held is not None:
-            self._held.append(message)
+            self._held.append((apply, message))
         else:
-            self._apply(message)
-        if self._reloading is not None and self.feed.caught_up.is_set():
-            gone, self._reloading = self._reloading, None
-            for work_id in gone:
-                self.forget(work_id)
+            apply(message)
+
+    def id_at(self, subject: str) -> str:
+        """The work id of the record that is known by this subject; empty for none."""
+        return self._ids.get(subject, "")
 
     def _apply(self, message: StreamMessage) -> None:
         branch = message.subject.split(".", 3)[1]
@@ -190,21 +273,13 @@ class State(Waiters):
 
     def _apply_work(self, message: StreamMessage) -> None:
         work_id = self._ids.get(message.subject)
-        token = "" if message.body else message.subject.rpartition(".")[2]
-        if token in self.awaited:  # also of a record that was never here: its messages may be gone by now
-            self.awaited[token] = max(self.awaited[token], message.sequence)
-            self.wake(END_TOPIC + token)
         if work_id is not None and message.sequence <= self.revisions.get(work_id, 0):  # mostly a change of our own
-            if self._reloading is not None:
-                self._reloading.discard(work_id)
             return
         if not message.body:
             if work_id is not None:
                 self.forget(work_id)
             return
         stored = json.decode(message.body, type=StoredItem)
-        if self._reloading is not None:
-            self._reloading.discard(stored.item.id)
         if message.sequence > self.revisions.get(stored.item.id, 0):
             self.load(stored, message.sequence, message.subject)
 
@@ -296,14 +371,56 @@ class State(Waiters):
         ]
         return found[:limit]
 
-    async def reach(self, sequence: int, timeout: float) -> None:
-        """Wait until the mirror has reached this sequence, at most `timeout` seconds."""
-        await self.watch(
-            self._position, "arrived", pause=lambda at: 0.0 if at >= sequence else float("inf"), timeout=timeout
-        )
+    async def read_statuses(self) -> None:
+        """Read the last status of every system."""
+        found = await self.direct.matching(self.names.statuses)
+        self.statuses = {}
+        for message in found:
+            self._apply(message)
 
-    async def _position(self) -> int:
-        return self.feed.position
+    async def read_status(self, name: str) -> None:
+        """Read the last status of one system."""
+        message = await last_message(self.connection, self.names.state, self.names.status(name))
+        if message is not None:
+            self._apply(message)
+
+    async def catch_up(self, sequence: int, ids: Sequence[str], timeout: float) -> None:
+        """
+        Learn of the changes that other processes have made to these items, the last of them with this sequence.
+
+        Mirrored ones arrive, and are waited for; the others are read.
+        """
+        mirror = self._mirrors.get(_ALL)
+        if mirror is not None:
+            feed = mirror.feed
+
+            async def position() -> int:
+                return feed.position
+
+            await self.watch(
+                position, "arrived", pause=lambda at: 0.0 if at >= sequence else float("inf"), timeout=timeout
+            )
+        else:
+            self.take_records(ids, await gathered(self.read_work, ids))
+
+    async def read_directly(self, ids: Sequence[str]) -> list[Record]:
+        """The records of these items as some server has them, which may be a moment behind the stream's leader."""
+        messages = await self.direct.last([self.names.any_work(one) for one in ids])
+        messages.sort(key=lambda message: message.sequence)  # of a tombstone and its record the record
+        found = {message.subject.rpartition(".")[2]: message for message in messages}
+        nothing: Record = None, 0, ""
+        return [nothing if (one := found.get(token_of(work_id))) is None else _record(one) for work_id in ids]
+
+    def take_records(self, ids: Sequence[str], records: Sequence[Record]) -> None:
+        """Know these items by what was read of them; only while no batch is on its way."""
+        for work_id, (stored, revision, subject) in zip(ids, records, strict=True):
+            known = self.revisions.get(work_id, 0)
+            if stored is not None and revision > known:
+                self.load(stored, revision, subject)
+            elif stored is None and revision >= known and (revision or work_id in self.table.items):
+                self.forget(work_id)
+                if revision:
+                    self.revisions[work_id] = revision
 
     # ---- records -----------------------------------------------------------------------------------------------------
 
@@ -350,10 +467,12 @@ class State(Waiters):
             )
             for pool in sorted(self.table.pools_entered)
         ]
-        served = [
-            Message(f"{self.names.pool(pool)}.service", json.encode((pool, self.table.service_times[pool])))
-            for pool in sorted(self.table.pools_served)
-        ]
+        now, served = self.clock.now(), list[Message]()
+        for pool in sorted(self.table.pools_served):
+            if now - self._served_at.get(pool, -SERVICE_EVERY_S) >= SERVICE_EVERY_S:
+                self._served_at[pool] = now
+                body = json.encode((pool, self.table.service_times[pool]))
+                served.append(Message(f"{self.names.pool(pool)}.service", body))
         return entered + served
 
     def _add_blob(self, messages: list[Message], item: WorkItem, field: str, value: bytes, inline: int) -> int:
@@ -386,12 +505,17 @@ class State(Waiters):
             raise StoreCorruptError(shown, f"{missing[0]} is missing", "requeue or discard the assignment")
         return b"".join(one.body for one in found if one is not None)
 
-    async def read_work(self, work_id: str) -> tuple[StoredItem | None, int, str]:
-        """The record of an item as the server has it, its revision and subject. A tombstone has a revision too."""
+    async def read_work(self, work_id: str) -> Record:
+        """The record of an item as the stream's leader has it."""
         message = await last_message(self.connection, self.names.state, self.names.any_work(work_id))
-        if message is None or not message.body:
-            return None, 0 if message is None else message.sequence, ""
-        return json.decode(message.body, type=StoredItem), message.sequence, message.subject
+        return (None, 0, "") if message is None else _record(message)
+
+
+def _record(message: StreamMessage) -> Record:
+    if not message.body:
+        return None, message.sequence, ""
+    return json.decode(message.body, type=StoredItem), message.sequence, message.subject
 
 
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
+_ALL, _COMMANDS = "all", "commands"

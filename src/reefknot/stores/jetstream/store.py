@@ -115,7 +115,6 @@ class JetStreamStore:
                 raise StoreVersionError(self.options.shown, "JetStream is not enabled there", error.way_out) from error
             await ensure_stream(self.connection, audit_stream(self.names, replicas, max_bytes))
             await self._align()
-            await self.state.start()
             await self._writer.start()
             self._commits.start()
         except BaseException:

@@ -55,7 +55,10 @@ class Names:
         self.name = name
         self.state = f"{name}_state"
         self.audit = f"{name}_audit"
-        self.mirrored = tuple(f"{name}.{branch}.>" for branch in ("work.open", "command", "status", "pool"))
+        self.commands = f"{name}.command.>"
+        self.statuses = f"{name}.status.*"
+        self.submissions = f"{name}.submissions"
+        """Core NATS: submissions for the router that leads."""
 
     def work(self, item: WorkItem) -> str:
         is_open = item.state in (WorkState.PENDING, WorkState.RUNNING)
@@ -66,6 +69,10 @@ class Names:
 
     def all_work(self, state: str = "*", pool: str = "*") -> str:
         return f"{self.name}.work.{state}.{pool}.*"
+
+    def over(self, work_id: str) -> str:
+        """Core NATS: a message without content, once this work has its result."""
+        return f"{self.name}.over.{token_of(work_id)}"
 
     def blob(self, owner: str, field: str, part: int | str) -> str:
         return f"{self.name}.blob.{token_of(owner)}.{field}.{part}"
@@ -141,7 +148,7 @@ def state_stream(names: Names, replicas: int, max_bytes: int | None = None) -> d
         "num_replicas": replicas,
         "allow_atomic": True,
         "allow_msg_ttl": True,
-        "allow_direct": False,
+        "allow_direct": True,
     }
 
 

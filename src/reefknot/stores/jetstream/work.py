@@ -1,4 +1,10 @@
-"""Work and leases of a store on JetStream: the mirror's table, its changes stored by commits."""
+"""
+Work and leases of a store on JetStream: the table of what this process knows, its changes stored by commits.
+
+A call that concerns work which this process holds, or names, needs no mirror (see `state`). A claim mirrors the pool of
+its class, unless the class is one worker's own. Only claims of the router's class, admission, and questions about all
+open work mirror all of it.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +18,19 @@ from msgspec import json, structs
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model import work as core
+from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.failure_groups import FailureGroups
 from reefknot.queue.model.transitions import Replace, Transition, records_of
-from reefknot.queue.model.work import ENDED, WorkItem, WorkState
+from reefknot.queue.model.work import ENDED, WorkItem, WorkState, pool_of, worker_of
 from reefknot.queue.port.work_queue import (
     EVERYTHING,
+    FREELY,
+    Enqueue,
+    Enqueued,
     Held,
+    ItemEvents,
     QuarantineStats,
+    TakeOver,
     WorkClaim,
     WorkFilter,
     WorkPage,
@@ -26,8 +38,9 @@ from reefknot.queue.port.work_queue import (
 )
 from reefknot.stores.jetstream.commits import Commits, run_apart
 from reefknot.stores.jetstream.connection import Connection
-from reefknot.stores.jetstream.ended_work import EndedWork, gathered
-from reefknot.stores.jetstream.reads import StreamMessage, count, last_message, newest, scan, scan_each
+from reefknot.stores.jetstream.ended_work import EndedWork
+from reefknot.stores.jetstream.handover import Handover
+from reefknot.stores.jetstream.reads import StreamMessage, count, gathered, last_message, newest, scan, scan_each
 from reefknot.stores.jetstream.state import Message, State, StoredItem
 from reefknot.stores.jetstream.streams import OPEN, StreamInfo, token_of
 from reefknot.stores.work_in_memory.queue import TableLeases, TableWorkQueue
@@ -53,8 +66,41 @@ class JetStreamWorkQueue(TableWorkQueue):
         self.state = state
         self._commits = commits
         self._ends = EndedWork(state, self.look)
+        self._handover = Handover(state.connection, state.names)
+        self._attended: set[str] = set()
+        """The classes whose open work is known here."""
         self._pools_aside: set[str] = set()
         """Classes with work in quarantine, as of the last snapshot."""
+
+    async def attend(self, classes: Sequence[str]) -> None:
+        """Know the open work of these classes, or of all, from now on."""
+        if not classes or core.ROUTER in classes:
+            await self.state.mirror()
+        if self.state.mirrors_all:
+            return
+        for name in classes:
+            if name in self._attended:
+                continue
+            if worker_of(name):  # what others do to a worker's own queue it learns by its compare-and-sets
+                await self._read_queue(name)
+            else:
+                await self.state.mirror_pool(name)
+            self._attended.add(name)
+
+    async def _read_queue(self, name: str) -> None:
+        """Read what an earlier process of this worker has left."""
+        names = self.state.names
+        found = await scan(self.state.connection, names.state, [names.all_work(OPEN, token_of(pool_of(name)))])
+
+        def take(now: Moment) -> None:
+            for message in found:
+                stored = json.decode(message.body, type=StoredItem) if message.body else None
+                if stored is None or stored.item.resource_class != name:
+                    continue
+                if message.sequence > self.state.revisions.get(stored.item.id, 0):
+                    self.state.load(stored, message.sequence, message.subject)
+
+        await self.look(take)
 
     async def write(
         self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
@@ -68,28 +114,65 @@ class JetStreamWorkQueue(TableWorkQueue):
 
     async def load(self, ids: Sequence[str]) -> None:
         """
-        Load the records of these items if they are not in the mirror, because they have ended or another process was
-        faster.
+        Load the records of these items that are not mirrored, or have ended, as the stream's leader has them.
+
+        It waits until no batch is on its way, because its changes could no longer be undone.
         """
-        unknown = [one for one in dict.fromkeys(ids) if one not in self.table.items]
-        unknown += [one for one in dict.fromkeys(ids) if one in self.table.items and self._is_ended(one)]
+        unknown = [one for one in dict.fromkeys(ids) if not self._is_current(one)]
         found = await gathered(self.state.read_work, unknown)
+        await self.look(lambda _: self.state.take_records(unknown, found))
 
-        def take(now: Moment) -> None:
-            for work_id, (stored, revision, subject) in zip(unknown, found, strict=True):
-                if stored is None:
-                    if work_id not in self.table.items or self._is_ended(work_id):
-                        self.state.forget(work_id)
-                        self.state.revisions[work_id] = revision
-                elif revision > self.state.revisions.get(work_id, 0):
-                    self.state.load(stored, revision, subject)
+    async def _load_soon(self, ids: Sequence[str]) -> None:
+        """Load the records of these items that are not known here, perhaps not their latest: a write tells."""
+        unknown = [one for one in dict.fromkeys(ids) if one not in self.table.items]
+        found = await self.state.read_directly(unknown) if unknown else []
+        await self.look(lambda _: self.state.take_records(unknown, found))
 
-        await self.look(take)  # not while a batch is on its way, because its changes could no longer be undone
+    def _is_current(self, work_id: str) -> bool:
+        item = self.table.items.get(work_id)
+        return item is not None and item.state in _OPEN and self.state.is_mirrored(item)
 
-    def _is_ended(self, work_id: str) -> bool:
-        return self.table.items[work_id].state not in _OPEN
+    async def enqueue(
+        self, items: Sequence[WorkItem], terms: Enqueue = FREELY, *, events: Sequence[AuditEntry] = ()
+    ) -> list[Enqueued | Reject]:
+        may_be_kept = False
+        if terms.rules is not None and not self.state.mirrors_all:
+            if not terms.owner and not events:
+                answers, may_be_kept = await self._handover.ask(items, terms)
+                if answers is not None:
+                    return answers
+            await self.state.mirror()
+        kept = await super().enqueue(items, terms, events=events)
+        if may_be_kept and Enqueued.DUPLICATE in kept:
+            kept = [await self._as_ours(*one) for one in zip(items, kept, strict=True)]
+        return kept
+
+    async def _as_ours(self, item: WorkItem, answer: Enqueued | Reject) -> Enqueued | Reject:
+        """The answer for a submission that a router may have kept for us without an answer."""
+        known = await self.get(item.id) if answer is Enqueued.DUPLICATE else None
+        is_ours = known is not None and known.payload == item.payload and known.trace_id == item.trace_id
+        return Enqueued.ACCEPTED if is_ours else answer
+
+    led_by_one = True
+
+    def hand_over_to(self, take: TakeOver | None) -> None:
+        self._handover.serve(take)
+
+    async def assign(
+        self,
+        items: Sequence[WorkItem],
+        *,
+        start: Collection[str] = (),
+        owner: str = "",
+        lease: float = 60.0,
+        events: Sequence[AuditEntry] = (),
+    ) -> list[WorkItem | None]:
+        if not self.state.mirrors_all:
+            await self._load_soon([item.id for item in items])
+        return await super().assign(items, start=start, owner=owner, lease=lease, events=events)
 
     async def claim(self, n: int, claim: WorkClaim) -> list[WorkItem]:
+        await self.attend(claim.classes)
         if not n and self.table.soonest(claim.classes, self.state.now()) > 0:
             return []
         return [await self._whole(item) for item in await super().claim(n, claim)]
@@ -105,6 +188,7 @@ class JetStreamWorkQueue(TableWorkQueue):
     async def change(
         self, which: WorkFilter, transition: Transition, *, dry_run: bool = False, events: Sequence[AuditEntry] = ()
     ) -> list[str]:
+        await self.state.mirror()
         await self._load_matching(which)
         if isinstance(transition, Replace):
             await self.load(records_of(which.ids or (), transition))
@@ -191,7 +275,7 @@ class JetStreamWorkQueue(TableWorkQueue):
 
     async def get(self, work_id: str) -> WorkItem | None:
         item = await self.look(lambda _: self.table.get(work_id))
-        if item is not None and item.state in _OPEN:
+        if item is not None and self._is_current(work_id):
             return await self._whole(item)
         stored, _, _ = await self.state.read_work(work_id)
         if stored is None:
@@ -204,6 +288,10 @@ class JetStreamWorkQueue(TableWorkQueue):
     async def search(
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
     ) -> WorkPage:
+        if which.classes:
+            await self.attend(which.classes)
+        elif which.state is None or which.state in _OPEN or which.gone is not None:
+            await self.state.mirror()
         last = await self._place(after) if after else None
         if after and last is None:
             return WorkPage([])
@@ -232,7 +320,7 @@ class JetStreamWorkQueue(TableWorkQueue):
     async def _place(self, work_id: str) -> _Place | None:
         """The place of an item in lists; None for an unknown item."""
         item = await self.look(lambda _: self.table.get(work_id))
-        if item is not None and item.state in _OPEN:
+        if item is not None and item.state in _OPEN:  # mirrored, or of a class that is attended to
             return item.created_at, self.table.order_of(work_id), work_id
         stored, _, _ = await self.state.read_work(work_id)
         return None if stored is None else (stored.item.created_at, stored.order, work_id)
@@ -269,6 +357,7 @@ class JetStreamWorkQueue(TableWorkQueue):
                 found.oldest_ms,
             )
 
+        await self.state.mirror()
         names, aside = self.state.names, WorkState.QUARANTINED
         every = await count(self.state.connection, names.state, [names.all_work(aside.value)])
         found = await self.look(open_work)
@@ -290,6 +379,22 @@ class JetStreamWorkQueue(TableWorkQueue):
         await self._read(WorkFilter(state=WorkState.QUARANTINED), lambda item: by_pool.update([item.pool]))
         for pool, number in by_pool.items():
             found.counts.setdefault(pool, {})[WorkState.QUARANTINED] = number
+
+    async def open_classes(self) -> list[str]:
+        await self.state.mirror()
+        return await super().open_classes()
+
+    async def recall(self, classes: Sequence[str], *, crash_events: ItemEvents | None = None) -> int:
+        await self.state.mirror()
+        return await super().recall(classes, crash_events=crash_events)
+
+    async def transfer(self, work_id: str, resource_class: str, *, due_at: int | None = None) -> bool:
+        await self.load([work_id])
+        return await super().transfer(work_id, resource_class, due_at=due_at)
+
+    async def soonest(self, classes: Sequence[str]) -> float:
+        await self.attend(classes)
+        return await super().soonest(classes)
 
     async def purge(self, before: int) -> int:
         names, gone = self.state.names, 0
@@ -352,6 +457,11 @@ class JetStreamLeases(TableLeases):
     def __init__(self, work: JetStreamWorkQueue) -> None:
         super().__init__(work)
         self._state = work.state
+        self._ours = work
+
+    async def owners(self, *, silent_for: float = 0.0, classes: Sequence[str] = ()) -> list[str]:
+        await self._ours.attend(classes)
+        return await super().owners(silent_for=silent_for, classes=classes)
 
     def extend(self, held: Sequence[Held], *, lease: float) -> None:
         lease_ms = milliseconds(lease)

@@ -50,7 +50,8 @@ from reefknot.stores.wakeups import CLASS_TOPIC, ENDED_TOPIC, LEASES_TOPIC, LOOK
 
 _OWNERS = (
     "SELECT owner FROM work INDEXED BY work_leased WHERE state = 'running' "
-    "GROUP BY owner HAVING max(lease_until - lease_ms) <= ? ORDER BY owner"
+    "AND (?2 = '[]' OR resource_class IN (SELECT value FROM json_each(?2))) "
+    "GROUP BY owner HAVING max(lease_until - lease_ms) <= ?1 ORDER BY owner"
 )
 _END = (
     "UPDATE work INDEXED BY work_leased SET lease_until = 0 "
@@ -65,9 +66,9 @@ class SqliteLeases:
         self._context = context
         self._connect = connect
 
-    async def owners(self, *, silent_for: float = 0.0) -> list[str]:
-        latest = self._context.now().steady - milliseconds(silent_for)
-        return await self._context.read(lambda connection: rows.column(connection, _OWNERS, latest))
+    async def owners(self, *, silent_for: float = 0.0, classes: Sequence[str] = ()) -> list[str]:
+        latest, names = self._context.now().steady - milliseconds(silent_for), rows.listed(classes)
+        return await self._context.read(lambda connection: rows.column(connection, _OWNERS, latest, names))
 
     async def end(self, owners: Collection[str]) -> int:
         return await self._context.write(_end, (rows.listed(sorted(owners)),)) if owners else 0

@@ -168,8 +168,10 @@ class TableLeases(ABC):
     def __init__(self, work: TableWorkQueue) -> None:
         self._work = work
 
-    async def owners(self, *, silent_for: float = 0.0) -> list[str]:
-        return await self._work.look(lambda now: self._work.table.owners(now=now, silent_for=silent_for))
+    async def owners(self, *, silent_for: float = 0.0, classes: Sequence[str] = ()) -> list[str]:
+        return await self._work.look(
+            lambda now: self._work.table.owners(now=now, silent_for=silent_for, classes=classes)
+        )
 
     async def end(self, owners: Collection[str]) -> int:
         return await self._work.write(lambda now: self._work.table.end_leases(owners, now=now), wake=False)

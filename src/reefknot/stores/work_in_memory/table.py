@@ -189,9 +189,10 @@ class WorkTable(WorkItems):
             if core.holds(self.items.get(one.id), owner=one.owner, fence=one.fence):
                 self._extended[one.id] = one.fence, now.steady + lease_ms, lease_ms
 
-    def owners(self, *, now: Moment, silent_for: float = 0.0) -> list[str]:
+    def owners(self, *, now: Moment, silent_for: float = 0.0, classes: Sequence[str] = ()) -> list[str]:
         latest = now.steady - milliseconds(silent_for)
-        running = [self._with_lease(self.items[work_id]) for work_id in self._running]
+        held = [self._with_lease(self.items[work_id]) for work_id in self._running]
+        running = [item for item in held if not classes or item.resource_class in classes]
         renewed = {item.owner for item in running if item.lease_until - item.lease_ms > latest}
         return sorted({item.owner for item in running} - renewed)
 
