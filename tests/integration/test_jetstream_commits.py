@@ -188,11 +188,12 @@ async def test_work_that_ended_while_nobody_heard_is_not_open_any_more(
 
     await one.work.enqueue([item("stays"), item("ends")])
     await other.work.wait(10.0)
-    await other.state.feed.stop()
+    feed = other.state._mirrors["all"].feed
+    await feed.stop()
     await one.work.cancel("ends")
     clock.advance(3600)
-    other.state.feed.caught_up.clear()
-    await other.state.feed.start()
+    feed.caught_up.clear()
+    await feed.start()
     await other.connection._back()  # as after a connection that was lost
     async with asyncio.timeout(20):
         while "ends" in other.state.table.items:  # noqa: ASYNC110 - the feed has no event for what it removes

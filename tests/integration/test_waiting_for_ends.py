@@ -22,7 +22,7 @@ from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.runtime.changes import Waiters
 from reefknot.runtime.clocks import LoopClock, VirtualLoop, run_in_virtual_loop
 from reefknot.stores.jetstream import JetStreamStore, ended_work
-from reefknot.stores.jetstream.reads import StreamMessage
+from reefknot.stores.jetstream.commits import Commits
 from reefknot.stores.jetstream.state import State
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.opening import open_store
@@ -84,18 +84,17 @@ class TestEveryWakeUpIsDropped:
 
     @pytest.mark.parametrize("is_control", [False, True])
     def test_on_nats(self, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, is_control: bool) -> None:
-        """With more waiters than are asked for one by one, and a mirror that hears nothing at all."""
+        """With many waiters, and a process that hears nothing at all."""
 
         def deaf(store: Store) -> None:
             assert isinstance(store, JetStreamStore)
             no_wakes(monkeypatch)()
-            monkeypatch.setattr(store.state, "_arrived", lambda message: None)
-            monkeypatch.setattr(store.state.feed, "_handle", lambda message: None)
+            monkeypatch.setattr(store.state, "arrived", lambda apply, message: None)
 
         async def main() -> list[WorkItem | None]:
             address = f"{nats_server.url}/deaf-{uuid4().hex[:8]}"
             async with open_store(address) as ender, open_store(address) as waits:
-                return await waited(waits, ender, ended_work.AT_ONCE + 5, deaf=lambda: deaf(waits))
+                return await waited(waits, ender, 105, deaf=lambda: deaf(waits))
 
         self._check(lambda: asyncio.run(main()), monkeypatch, is_control)
 
@@ -125,6 +124,10 @@ def test_a_client_without_a_loop_waits_a_second(monkeypatch: pytest.MonkeyPatch,
         assert result.result(SOON_S).status == "cancelled"
 
 
+async def _say_nothing(commits: Commits, over: object) -> None:
+    """End work without a message to its waiters."""
+
+
 @pytest.mark.real_time
 class TestWhatLosesAWakeUpOnNats:
     @staticmethod
@@ -136,25 +139,24 @@ class TestWhatLosesAWakeUpOnNats:
             assert isinstance(waits, JetStreamStore)
             yield ender, waits
 
-    async def test_a_tombstone_of_a_record_that_was_never_mirrored_wakes_its_waiter(
-        self, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer
+    @pytest.mark.parametrize("is_control", [False, True], ids=["", "control: no message of an end"])
+    async def test_the_message_of_an_end_wakes_its_waiter_which_mirrors_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, is_control: bool
     ) -> None:
-        """Where records end faster than a process reads, the tombstone is all that it ever hears of one."""
         sleep_on(monkeypatch)
-        apply_work = State._apply_work
-
-        def only_tombstones(state: State, message: StreamMessage) -> None:
-            if not message.body:
-                apply_work(state, message)
-
         async with self._two(nats_server) as (ender, waits):
-            monkeypatch.setattr(waits.state, "_apply_work", lambda message: only_tombstones(waits.state, message))
-            assert all(await waited(waits, ender, deaf=lambda: None))
+            if is_control:
+                monkeypatch.setattr(Commits, "_tell_waiters", _say_nothing)
+                with pytest.raises(TimeoutError):
+                    await waited(waits, ender, deaf=lambda: None)
+            else:
+                assert all(await waited(waits, ender, deaf=lambda: None))
+            assert not waits.state._mirrors
 
-    async def test_a_server_that_answers_with_the_record_before_its_tombstone_is_asked_again(
+    async def test_a_server_that_answers_with_the_record_before_its_end_is_asked_again(
         self, monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer
     ) -> None:
-        """In a cluster the tombstone may come from a replica that is ahead of the one that answers reads."""
+        """In a cluster a deposed leader may answer reads for a moment longer."""
         sleep_on(monkeypatch)
         read: Callable[..., Awaitable[Any]] = State.read_work
         before: dict[str, tuple[Any, int]] = {}
@@ -171,9 +173,8 @@ class TestWhatLosesAWakeUpOnNats:
 
             await ender.work.enqueue([WorkItem(name, "t", payload=b"p") for name in names])
             waiting = [asyncio.create_task(waits.work.ended(name, 30.0)) for name in names]
-            while len(state.table.items) < len(names):  # noqa: ASYNC110 - the feed has no event for it
-                await asyncio.sleep(0.01)
-            for work_id in list(state.table.items):
+            await asyncio.sleep(0.2)  # all of them have read their records, which are open
+            for work_id in names:
                 before[work_id] = await read(state, work_id), 0
             monkeypatch.setattr(state, "read_work", lagging)
             await end_all(ender)
