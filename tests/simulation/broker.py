@@ -202,6 +202,9 @@ class Broker:
                 if self._known(stream).consumers.pop(consumer, None) is None:
                     raise Refusal(10014, "consumer not found", 404)
                 return {"success": True}
+            case ["DIRECT", "GET", stream]:
+                self._get_directly(self._known(stream), asked["multi_last"], reply)
+                return None
             case ["CONSUMER", "MSG", "NEXT", stream, consumer]:
                 self._ask(self._known(stream), consumer, asked, reply)
                 return None
@@ -254,6 +257,19 @@ class Broker:
         if found.body:
             message["data"] = b64encode(found.body).decode()
         return {"message": message}
+
+    def _get_directly(self, stream: Stream, subjects: list[str], reply: str) -> None:
+        """Send the last message on each of these subjects, and then the end of the answer."""
+        if self._happens("lost_answer"):
+            return
+        last = {
+            one.subject: seq for seq, one in stream.messages.items() if any(matches(a, one.subject) for a in subjects)
+        }
+        for seq in sorted(last.values()):
+            found = stream.messages[seq]
+            headers = {**found.headers, "Nats-Subject": found.subject, "Nats-Sequence": str(seq)}
+            self._send(reply, found.body, headers)
+        self._send(reply, b"", {"Status": "204" if last else "404"})
 
     def _create_consumer(self, stream: Stream, name: str, config: dict[str, Any]) -> dict[str, Any]:
         known = stream.consumers.get(name)
