@@ -450,7 +450,11 @@ class Connection:
 
         nats-py has a queue and a task for each subscription, and so an order for each. `heard` takes the queue's place.
         """
-        subscription = await self.client.subscribe(subject, pending_bytes_limit=0)
+        client = self.client
+        try:
+            subscription = await client.subscribe(subject, pending_bytes_limit=0)
+        except Exception as error:
+            raise self._explained(error) from error
         early, subscription._pending_queue = subscription._pending_queue, (direct := Direct(heard))
         while not early.empty():
             await direct.hear(as_heard(early.get_nowait()))

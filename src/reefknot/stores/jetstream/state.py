@@ -32,7 +32,16 @@ from reefknot.queue.port.control import SILENT_KEPT_S, Command, StatusReport
 from reefknot.runtime.changes import Waiters
 from reefknot.runtime.log import logger, printable
 from reefknot.stores.jetstream.connection import Connection
-from reefknot.stores.jetstream.reads import LATEST, DirectReads, Feed, Start, StreamMessage, gathered, last_message
+from reefknot.stores.jetstream.reads import (
+    LATEST,
+    DirectReads,
+    Feed,
+    Start,
+    StreamMessage,
+    gathered,
+    last_message,
+    patiently,
+)
 from reefknot.stores.jetstream.streams import OPEN, Names, token_of
 from reefknot.stores.wakeups import END_TOPIC
 from reefknot.stores.work_in_memory.table import WorkTable
@@ -130,14 +139,17 @@ class Mirror:
 
     async def start(self) -> None:
         """Read what there is; an error when that is not possible."""
-        await self.feed.start()
         try:
+            await patiently(self._state.connection, self.feed.start)
             async with asyncio.timeout(OPENED_S):
                 await self.feed.caught_up.wait()
         except TimeoutError as error:
             await self.feed.stop()
             shown = self._state.connection.options.shown
             raise StoreUnavailableError(shown, "its records cannot be read", "check the server's load") from error
+        except BaseException:
+            await self.feed.stop()
+            raise
 
     def _where_to_begin(self) -> Start | None:
         """The place where a recreated feed begins: at the start if tombstones may be gone by now."""
