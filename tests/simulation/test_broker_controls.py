@@ -47,7 +47,7 @@ VARIANTS: dict[str, tuple[Any, str, Any, int]] = {
     "no revision check": (Message, "headers", _without_revisions, 3),
     "no look into the outbox": (Commits, "_found", _never_looks, 1),
     "a tombstone after its record": (State, "work_messages", _tombstones_last, 1),
-    "a mirror that is not held": (State, "hold", _does_not_hold, 1),
+    "a mirror that is not held": (State, "hold", _does_not_hold, 64),
     "events that follow any event": (_Uncopied, "_behind", _behind_any, 5),
     "no memory of what others copied": (_Uncopied, "copied", property(lambda self: 0, lambda self, number: None), 34),
 }

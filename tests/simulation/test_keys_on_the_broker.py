@@ -122,7 +122,7 @@ async def test_lost_requests_and_answers_lose_no_result_and_let_no_second_caller
 
     if is_control:
         monkeypatch.setattr(Commits, "_send_until_known", _sends_once)
-    broker.faults, keys = UNSTEADY, [f"k{number}" for number in range(40)]
+    broker.faults, keys = UNSTEADY, [f"k{number}" for number in range(80)]
     calls = [run(store, key, f"{name}{key}") for key in keys for name, store in (("a", one), ("b", other))]
     gone = [error for error in await asyncio.gather(*calls, return_exceptions=True) if error is not None]
     broker.faults = NO_FAULTS
