@@ -159,7 +159,7 @@ class Pack:
         """The events as JSON text; empty when the message is no pack."""
 
     def events(self) -> Sequence[StoredEvent | None]:
-        """The events; None for what is none, and for a whole message that is no pack."""
+        """The events; None in place of anything else, and of a message that is no pack."""
         try:
             return [stored_event(one) for one in _events(self.text)][:POSITIONS]
         except _NOT_EVENTS:
@@ -207,7 +207,7 @@ _NOT_EVENTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueErr
 
 
 def _unpacked(body: bytes) -> bytes:
-    """The JSON text of a pack; empty when the message is none, or would be larger than any pack."""
+    """The JSON text of a pack; empty when the message is another one, or would be larger than any pack."""
     if body.startswith(b"["):
         return body
     reader = zlib.decompressobj()
