@@ -3,17 +3,12 @@
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
-from reefknot.console.nats_servers import NatsServer
-from reefknot.runtime.seeds import new_id
 from tests.acceptance.folder import Folder, until, without
-from tests.acceptance.test_nats_commands import edit
-from tests.unit.console.cli.running import Commands
 
 QUICK = without("slow-looks")
 
@@ -128,31 +123,6 @@ def test_the_address_of_a_webhook_is_in_no_payload_that_another_shell_is_shown(
             assert shown.code == 0, shown.err
             assert reference in shown.out
             assert "/alerts" not in shown.out
-
-
-@pytest.mark.nats
-def test_events_that_the_audit_stream_does_not_take_raise_an_alert_until_it_takes_them(
-    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = new_id()
-    folder = Folder(tmp_path, Commands(tmp_path, monkeypatch, capsys), engine=f"{nats_server.url}/{name}")
-    folder.configure("alerts: {rules: {audit_outage: {for_seconds: 0}}}\n")
-
-    def lists(part: str) -> bool:
-        return "audit_outage" in {one["alert"] for one in folder.json("alert", "list")[part]}
-
-    try:
-        folder.wait("one")
-        folder.up(program=QUICK)
-        until(lambda: folder.begun() == ["one"])
-        edit(nats_server.url, f"{name}_audit", max_bytes=1)
-        folder.go()
-        until(lambda: lists("alerts"))
-        edit(nats_server.url, f"{name}_audit", max_bytes=-1)
-        until(lambda: lists("resolved"))
-    finally:
-        folder.end()
-    assert [one["text"] for one in events(folder, "RK-802")] == ["events that the audit log did not take: 0 again"]
 
 
 def test_the_list_shows_the_limits_that_are_configured(folder: Folder) -> None:

@@ -259,17 +259,18 @@ def test_a_limit_of_the_account_that_is_reached_is_named_and_shown_by_doctor(per
     roomy = "{max_streams: 9, max_consumers: 5, max_file: 1MB}"
     accounts = [(one, "") for one in (*limits, roomy)]
     with limited_accounts(tmp_path / "server", *accounts) as (streams, consumers, storage, last):
-        person.done(*submit, "--engine", consumers)
+        for url in (streams, consumers):
+            person.done(*submit, "--engine", url)
         for url, words, told in (
-            (streams, submit, "_audit cannot be made (maximum number of streams"),
-            (streams, ("up",), "check the limits of the account"),
+            (f"{streams}/more", submit, "more_state cannot be made (maximum number of streams"),
+            (f"{streams}/more", ("up",), "check the limits of the account"),
             (consumers, ("job", "list"), "raise max_consumers of this account"),
             (storage, ("submit", "many.jsonl"), "raise the storage limit of this account"),
         ):
             assert told in person.refused(UNREACHABLE, *words, "--engine", url)
         person.done(*submit, "--engine", last)
         shown = person.done("doctor", "--engine", last)
-    assert "2 of 9 streams with" in shown
+    assert "1 of 9 streams with" in shown
     assert "of 5 consumers; raise max_consumers of the account" in shown
     assert "where its server or account runs full, a change may be stored in part; nats stream edit" in shown
 
@@ -319,8 +320,7 @@ def test_a_full_store_is_said_and_all_that_it_accepted_ends_when_there_is_room(p
         assert set(found) == set(ids), "nothing of what was refused, and all that was accepted"
         assert set(found.values()) > {"succeeded"}
 
-        for stream in (f"{name}_state", f"{name}_audit"):
-            edit(server, stream, max_bytes=64 << 20)
+        edit(server, f"{name}_state", max_bytes=64 << 20)
         until(lambda: set(jobs(person, url).values()) == {"succeeded"})
         assert set(jobs(person, url)) == set(ids)
     assert "internally consistent" in person.done("audit", "verify")

@@ -17,7 +17,6 @@ import reefknot.queue.execution.slots
 import reefknot.queue.model.work
 import reefknot.queue.router.health
 import reefknot.queue.worker.loop_watch
-import reefknot.stores.jetstream.audit
 from reefknot.app.system import System
 from reefknot.console.cli import main
 from reefknot.queue.model.work import WorkItem
@@ -61,7 +60,6 @@ def without_loop_watch() -> None:
 def with_quick_looks() -> None:
     """Look at alerts five times a second, with a minute of two steps of three seconds: this saves tests minutes."""
     reefknot.app.alert_watch.LOOK_EVERY_S = 0.2
-    reefknot.stores.jetstream.audit.LATE_S = 0.5
     reefknot.app.alert_watch.MINUTE_STEPS = 2
     reefknot.audit.metrics.STEP_S = 3
     reefknot.audit.metrics.series.__kwdefaults__ = {"steps": reefknot.audit.metrics.STEPS, "step_s": 3}

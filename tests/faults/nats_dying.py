@@ -58,8 +58,7 @@ async def second_life(folder: Path, plan: Plan, name: str) -> dict[str, Any]:
 
     evidence = await carry_on(store, clock, folder, way_of(plan), keys)
     whole = not await store.audit.verify()
-    for stream in (store.names.state, store.names.audit):
-        await store.connection.api(f"STREAM.DELETE.{stream}")
+    await store.connection.api(f"STREAM.DELETE.{store.names.state}")
     await store.close()
     return evidence | {"whole": whole}
 

@@ -74,8 +74,7 @@ class Cluster:
         return heal
 
     async def move_leader(self) -> Heal:
-        for stream in (Names(NAME).state, Names(NAME).audit):
-            await self._ask(f"STREAM.LEADER.STEPDOWN.{stream}")
+        await self._ask(f"STREAM.LEADER.STEPDOWN.{Names(NAME).state}")
 
         async def heal() -> None:
             """Nothing is broken."""

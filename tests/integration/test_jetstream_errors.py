@@ -62,11 +62,31 @@ async def test_a_stream_with_a_subject_that_is_not_ours_is_named(nats_server: Na
 
 async def test_a_stream_of_an_earlier_version_gets_the_subjects_that_it_lacks(nats_server: NatsServer) -> None:
     url = f"{nats_server.url}/earlier"
-    older = [f"earlier.{branch}.>" for branch in ("work", "blob", "key", "command", "status", "pool", "outbox")]
+    older = [
+        f"earlier.{branch}.>"
+        for branch in ("work", "blob", "key", "command", "status", "pool", "writer", "trim", "audit")
+    ]
     await open_and_close(url)
     await _edit(nats_server.url, "earlier_state", subjects=older)
     async with open_store(url) as store:
         assert await store.values.put("a", "{}", version=0) is not None
+    await open_and_close(url)
+
+
+async def test_a_store_of_an_earlier_design_is_refused_by_name(nats_server: NatsServer) -> None:
+    """With both of its streams, with that of its events alone, and not with a foreign one in its place."""
+    url = f"{nats_server.url}/before"
+    way_out = "delete the streams before_state and before_audit"
+    older = [f"before.{branch}.>" for branch in ("work", "blob", "key", "command", "status", "value", "pool", "outbox")]
+    await _request(nats_server.url, "STREAM.CREATE.before_state", {"name": "before_state", "subjects": older})
+    await _request(
+        nats_server.url, "STREAM.CREATE.before_audit", {"name": "before_audit", "subjects": ["before.audit.>"]}
+    )
+    for stream in ("before_state", "before_audit"):
+        with pytest.raises(StoreVersionError, match=f"its stream {stream} was made by an earlier design") as refused:
+            await open_and_close(url)
+        assert way_out in refused.value.way_out
+        await _request(nats_server.url, f"STREAM.DELETE.{stream}", None)
     await open_and_close(url)
 
 

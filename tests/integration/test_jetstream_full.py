@@ -108,11 +108,10 @@ async def test_control_an_account_that_is_full_keeps_a_part_of_a_batch(tmp_path:
 async def test_an_operator_may_bound_a_store_that_was_made_without_a_bound(nats_server: NatsServer) -> None:
     url = f"{nats_server.url}/{new_id()}"
     async with opened(url) as store:
-        for name in (store.names.state, store.names.audit):
-            assert (await stream_info(store.connection, name)).config["max_bytes"] == -1
-            await update(store.connection, name, max_bytes=10 << 20, discard="new")
+        assert (await stream_info(store.connection, store.names.state)).config["max_bytes"] == -1
+        await update(store.connection, store.names.state, max_bytes=10 << 20, discard="new")
     async with opened(url) as store:
-        await update(store.connection, store.names.audit, discard="old")
+        await update(store.connection, store.names.state, discard="old")
     with pytest.raises(StoreVersionError, match="max_bytes is 10485760, and discard is not new"):
         async with opened(url):
             pass
@@ -121,8 +120,8 @@ async def test_an_operator_may_bound_a_store_that_was_made_without_a_bound(nats_
 async def test_a_bound_beyond_the_limit_of_the_account_is_refused_when_the_store_is_made(tmp_path: Path) -> None:
     with other_server(tmp_path / "server", limited(tmp_path, "max_file: 3MB")) as url:
         mine = url.replace("nats://", "nats://u:p@")
-        with pytest.raises(StoreUnavailableError, match=r"_audit cannot be made .*nats\.max_bytes"):
-            async with opened(mine, max_bytes=2 << 20):
+        with pytest.raises(StoreUnavailableError, match=r"_state cannot be made .*nats\.max_bytes"):
+            async with opened(mine, max_bytes=4 << 20):
                 pass
         async with opened(f"{mine}/small", max_bytes=1 << 19):
             pass

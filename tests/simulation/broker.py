@@ -239,7 +239,7 @@ class Broker:
             stream.config = asked
             return self._info(stream)
         if action == "PURGE":
-            return {"success": True, "purged": stream.purge(asked.get("seq"))}
+            return {"success": True, "purged": stream.purge(asked.get("seq"), asked.get("filter", ">"))}
         if action == "DELETE":
             if "seq" not in asked:
                 del self.streams[stream.config["name"]]
@@ -247,7 +247,11 @@ class Broker:
                 raise Refusal(10043, f"sequence {asked['seq']} not found")
             return {"success": True}
         assert action == "GET", action
-        found = stream.messages.get(asked["seq"] if "seq" in asked else stream.last_on(asked["last_by_subj"]))
+        if "next_by_subj" in asked:
+            sequence = stream.next_on(asked["next_by_subj"], asked["seq"])
+        else:
+            sequence = asked["seq"] if "seq" in asked else stream.last_on(asked["last_by_subj"])
+        found = stream.messages.get(sequence)
         if found is None:
             raise Refusal(10037, "no message found", 404)
         message = {"subject": found.subject, "seq": found.seq, "time": _time(found.at)}

@@ -9,6 +9,7 @@ import heapq
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,8 @@ LAST = "Nats-Expected-Last-Sequence"
 EXPECTED, OVER = "Nats-Expected-Last-Subject-Sequence", "Nats-Expected-Last-Subject-Sequence-Subject"
 BATCH, PLACE, COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 BATCH_S, DUPLICATE_S = 10.0, 120.0
+ROUNDING_S = 2e-6
+"""The time of a message is shown in microseconds."""
 Headers = Mapping[str, str]
 
 
@@ -98,6 +101,10 @@ class Stream:
     def last_on(self, wanted: str) -> int:
         """The sequence of the last message of a filter; 0 when there is none."""
         return max((self.last_of(one) for one in self.subjects(wanted)), default=0)
+
+    def next_on(self, wanted: str, first: int) -> int:
+        """The sequence of the first message of a filter from this one on; 0 when there is none."""
+        return next((seq for seq, one in self.messages.items() if seq >= first and matches(wanted, one.subject)), 0)
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -185,8 +192,9 @@ class Stream:
             del end[message.subject]
         return True
 
-    def purge(self, before: int | None) -> int:
+    def purge(self, before: int | None, wanted: str) -> int:
         gone = [seq for seq in self.messages if before is None or seq < before]
+        gone = [seq for seq in gone if matches(wanted, self.messages[seq].subject)]
         self.purged = max([self.purged, *gone[-1:]])
         return sum(map(self.remove, gone))
 
@@ -238,6 +246,10 @@ class Consumer:
         self.ack_wait = config.get("ack_wait", 30_000_000_000) / 1e9
         self.active_at = self.sent_at = self.now
         self._next = config.get("opt_start_seq", 1)
+        if config["deliver_policy"] == "by_start_time":
+            began = datetime.fromisoformat(config["opt_start_time"]).timestamp() - ROUNDING_S
+            later = (seq for seq, one in self.stream.messages.items() if one.at >= began)
+            self._next = next(later, self.stream.last + 1)
         self._chosen: list[int] = []
         if config["deliver_policy"] == "last_per_subject":
             subjects = {one for wanted in self.filters for one in self.stream.subjects(wanted)}

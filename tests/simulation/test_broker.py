@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from reefknot.errors import StoreUnavailableError
 from reefknot.queue.model.work import WorkItem
 from reefknot.queue.port.work_queue import Enqueued
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.jetstream import JetStreamStore
 from reefknot.stores.jetstream.commits import ConflictError
+from reefknot.stores.jetstream.connection import UnansweredError
 from reefknot.testing import conformance
 from reefknot.testing.conformance.harness import event, event_types
 from tests.conformance.ends import harness_of, two_ends
@@ -73,24 +75,50 @@ async def test_a_batch_that_is_refused_is_undone_although_somebody_reads_meanwhi
 
 
 @pytest.mark.real_time
-async def test_an_event_that_others_copied_before_its_writer_knew_of_it_is_copied_once(broker: Broker) -> None:
-    """The answer to a commit is late; meanwhile another process finds the event in the outbox."""
+async def test_events_of_a_batch_that_is_sent_again_are_stored_once_and_stay_in_their_place(broker: Broker) -> None:
+    """The answer is lost, and the batch was stored: a reader may have seen its events where they are."""
     clock = VirtualClock()
     store, other = [await opened(clock) for _ in range(2)]
     await store.audit.append([event("first")])
-    commits: Any = store._commits
-    send = commits._send_until_known
+    store_batch: Any = store.connection.store
+    seen: list[Any] = []
 
-    async def answered_late(messages: Any, commit_id: str, *, is_doubtful: bool) -> int:
-        sequence: int = await send(messages, commit_id, is_doubtful=is_doubtful)
-        await asyncio.sleep(0.6)  # longer than others leave an outbox alone
-        await other._writer.recover()
-        await store._writer._chain.missing([])
-        return sequence
+    async def unanswered(messages: Any) -> int:
+        await store_batch(messages)
+        seen.extend(await other.audit.read())
+        store.connection.store = store_batch  # type: ignore[method-assign]
+        raise UnansweredError("nats", "no answer", "wait")
 
-    commits._send_until_known = answered_late
-    await store.audit.append([event("second")])
-    assert await event_types(store) == ["first", "second"]
+    store.connection.store = unanswered  # type: ignore[method-assign]
+    await store.audit.append([event("second"), event("third")])
+    assert await event_types(store) == ["first", "second", "third"]
+    assert await other.audit.read() == seen
+    await store.audit.append([event("fourth")])
     assert await other.audit.verify() == []
     await store.close()
     await other.close()
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_a_batch_of_unknown_outcome_ends_its_chain(broker: Broker, is_stored: bool) -> None:
+    """Whether it was stored or not: its numbers are not given twice, and none is left out."""
+    store = await opened(VirtualClock())
+    head = await store.audit.append([event("first")])
+    commits: Any = store._commits
+    send = commits._send_until_known
+
+    async def gives_up(messages: Any, commit_id: str, *, is_doubtful: bool) -> int:
+        commits._send_until_known = send
+        if is_stored:
+            await send(messages, commit_id, is_doubtful=False)
+        raise StoreUnavailableError("nats", "refused", "try again")
+
+    commits._send_until_known = gives_up
+    with pytest.raises(StoreUnavailableError):
+        await store.audit.append([event("doubtful")])
+    again = await store.audit.append([event("next")])
+    assert again.chain != head.chain
+    assert await event_types(store) == ["first", *["doubtful"][:is_stored], "next"]
+    assert await store.audit.verify() == []
+    await store.close()

@@ -13,7 +13,17 @@ from msgspec import json
 from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import StoreFullError
 from reefknot.stores.jetstream.connection import Connection, RefusedError, options_from_url
-from reefknot.stores.jetstream.reads import EVERYTHING, LATEST, count, last_message, message_at, page, scan
+from reefknot.stores.jetstream.reads import (
+    EVERYTHING,
+    LATEST,
+    behind,
+    count,
+    first_message,
+    last_message,
+    message_at,
+    page,
+    scan,
+)
 from tests.simulation.broker import Broker
 from tests.simulation.broker_streams import EXPECTED, LAST, OVER
 
@@ -68,6 +78,10 @@ class Asking:
     def over(self, sequence: int, wanted: str) -> dict[str, str]:
         return {EXPECTED: str(sequence), OVER: f"{self.name}.{wanted}"}
 
+    async def first(self, subject: str) -> int | None:
+        found = await first_message(self.connection, self.name, f"{self.name}.{subject}")
+        return None if found is None else found.sequence
+
     async def everything(self) -> Facts:
         found = await scan(self.connection, self.name, [f"{self.name}.>"], start=EVERYTHING)
         return [(one.sequence, one.subject.removeprefix(self.name), one.body) for one in found]
@@ -92,12 +106,12 @@ async def _compare_and_set(ask: Asking) -> Facts:
 
 async def _batches(ask: Asking) -> Facts:
     await ask.make(max_msgs_per_subject=1, allow_atomic=True, allow_msg_ttl=True)
-    facts = [await ask.batch(("work.open.1", b"record", ask.over(0, "work.*.1")), ("outbox", b"", {}))]
+    facts = [await ask.batch(("work.open.1", b"record", ask.over(0, "work.*.1")), ("marker", b"", {}))]
     moved = ask.over(1, "work.*.1")
-    facts += [await ask.batch(("work.open.1", b"", moved), ("work.done.1", b"record", moved), ("outbox", b"", {}))]
-    facts += [await ask.batch(("other", b"", {}), ("work.open.1", b"late", moved), ("outbox", b"", {}))]
-    facts += [await ask.batch(("twice", b"", {}), ("twice", b"", {EXPECTED: "0"}), ("outbox", b"", {}))]
-    facts += [await ask.batch(("gap", b"", {}), ("outbox", b"", {}), places=[1, 3])]
+    facts += [await ask.batch(("work.open.1", b"", moved), ("work.done.1", b"record", moved), ("marker", b"", {}))]
+    facts += [await ask.batch(("other", b"", {}), ("work.open.1", b"late", moved), ("marker", b"", {}))]
+    facts += [await ask.batch(("twice", b"", {}), ("twice", b"", {EXPECTED: "0"}), ("marker", b"", {}))]
+    facts += [await ask.batch(("gap", b"", {}), ("marker", b"", {}), places=[1, 3])]
     facts += [await ask.batch(("alone", b"", {}))]
     return facts + await ask.everything()
 
@@ -120,6 +134,11 @@ async def _streams(ask: Asking) -> Facts:
     facts += [(await ask.api(f"STREAM.PURGE.{ask.name}", {"seq": 3}))["purged"]]
     state = (await ask.api(f"STREAM.INFO.{ask.name}"))["state"]
     facts += [(state["messages"], state["first_seq"], state["last_seq"])]
+    for number in range(4):
+        await ask.store(f"a.{number % 2}")
+    facts += [(await ask.api(f"STREAM.PURGE.{ask.name}", {"seq": 8, "filter": f"{ask.name}.a.0"}))["purged"]]
+    facts += [*await ask.everything(), await ask.first("a.0")]
+    facts += [await ask.first("b")]
     await ask.api(f"STREAM.PURGE.{ask.name}")
     state = (await ask.api(f"STREAM.INFO.{ask.name}"))["state"]
     return [*facts, (state["messages"], state["first_seq"], state["last_seq"])]
@@ -136,7 +155,15 @@ async def _reads(ask: Asking) -> Facts:
     rest, none_left = await page(connection, ask.name, [f"{ask.name}.a.1"], start=EVERYTHING, most=4)
     facts: Facts = [[(one.sequence, one.body) for one in found] for found in (latest, some, rest)]
     facts += [[(one.body, one.headers.get("Nats-Msg-Size")) for one in light], is_more, none_left]
-    return [*facts, await count(connection, ask.name, wanted)]
+    fifth = (await ask.api(f"STREAM.MSG.GET.{ask.name}", {"seq": 5}))["message"]["time"]
+    start = {"deliver_policy": "by_start_time", "opt_start_time": fifth}
+    later, _ = await page(connection, ask.name, wanted, start=start, most=9)
+    facts += [[(one.sequence, one.body) for one in later]]
+    return [
+        *facts,
+        await count(connection, ask.name, wanted),
+        await count(connection, ask.name, wanted, start=behind(5)),
+    ]
 
 
 async def _shared_stream(ask: Asking) -> Facts:

@@ -20,7 +20,6 @@ from msgspec import structs
 
 from reefknot.audit.journal import Journal, observed
 from reefknot.audit.metrics import COARSE, STEP_S, ActivityRecord, EventCounters, added, held, less
-from reefknot.audit.port import MultiChainLog
 from reefknot.core.clock import Clock
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.port.work_queue import WorkSnapshot
@@ -97,7 +96,6 @@ class Activity:
         """The activity in a system's status: the last steps, rates, and the workers' problems."""
         buckets, rates = self.counters.recent()
         shown = less(ActivityRecord(buckets=buckets), self._earlier).buckets
-        log = self._store.audit
         return {
             "id": self.record_id,
             "buckets": shown,
@@ -105,7 +103,6 @@ class Activity:
             "levels": {worker.worker_id: worker.level_reasons() for worker in self.workers},
             "looked_at": self.looked_at(),
             "audit_buffered": self._journal.buffered,
-            "audit_late": log.late if isinstance(log, MultiChainLog) else 0,
             "destinations": [one for worker in self.workers for one in worker.troubled_destinations()],
         }
 

@@ -127,7 +127,7 @@ def measured(
     """The value of every rule; None where it cannot be judged yet."""
     columns = series(activity.buckets, now)
     ended = {name: sum(columns[name][-FIVE_MINUTES_STEPS:]) for name in ("succeeded", "failed")}
-    waiting = sum(reported(one, name, 0) for one in systems for name in ("audit_buffered", "audit_late"))
+    waiting = sum(reported(one, "audit_buffered", 0) for one in systems)
     return {
         core.QUARANTINE_GROWTH: sum(columns["quarantined"]),
         core.RETRY_RATE: sum(columns["retries"][-MINUTE_STEPS:]),

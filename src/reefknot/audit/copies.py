@@ -26,7 +26,7 @@ from reefknot.audit.jsonlines import open_audit_log
 from reefknot.audit.log_sink import LogSink
 from reefknot.audit.model.chain import UNREADABLE, Head, KeptHead
 from reefknot.audit.model.event import timestamp
-from reefknot.audit.port import AuditLog, AuditQuery, end_of
+from reefknot.audit.port import AuditLog, AuditQuery, MultiChainLog, end_of
 from reefknot.core.redaction import Redactor
 from reefknot.errors import AuditUnavailableError, StoreError
 from reefknot.policy.model.book import MOST_BOOKS, Book
@@ -109,14 +109,21 @@ class Copier:
         page = await self._log.read(AuditQuery(after=self._after, limit=PAGE))
         if not page:
             return 0
-        missed = page[0].sequence - self._after - 1
-        if missed and not self._is_first:
-            self.lost += missed
-            logger().error("retention removed %d events before they were copied, %d in all", missed, self.lost)
+        if not self._is_first:
+            await self._report_removed(page[0].sequence)
         await self._sink.append([kept.entry for kept in page])
         self._is_first, self._after = False, page[-1].sequence
         await self._write_cursor()
         return len(page)
+
+    async def _report_removed(self, first: int) -> None:
+        """Log that events are missing before this one. In a log with several chains they cannot be counted."""
+        if isinstance(self._log, MultiChainLog):
+            if self._after < await self._log.removed_up_to():
+                logger().error("retention removed events before they were copied")
+        elif missed := first - self._after - 1:
+            self.lost += missed
+            logger().error("retention removed %d events before they were copied, %d in all", missed, self.lost)
 
     async def _read_cursor(self) -> None:
         cursor = None if self._cursor is None else read_cursor(self._cursor)

@@ -121,6 +121,8 @@ class AuditLog(Protocol):
         """
         Remove events before this time (ms UTC), from the start of the chain on, and write an anchor event.
 
+        Events that were stored together may stay until all of them are from before.
+
         Returns how many were removed. The anchor says where the rest of the chain begins, and by which rule. The last
         removed event is never an anchor itself: anchors behind it stay until a later event goes.
         """
@@ -138,7 +140,7 @@ class TimedLog(AuditLog, Protocol):
 
 
 class LogEnd(Struct, frozen=True):
-    """The end of a log: a name that no other log has, and the sequence of its newest event."""
+    """The end of a log: a name that no other log has, and a sequence that none of its events of now is behind."""
 
     log: str
     sequence: int
@@ -149,13 +151,13 @@ class MultiChainLog(AuditLog, Protocol):
     """
     A log in which every process writes a chain of its own.
 
-    The sequence of an event is its position in the log; a head has the number in its chain. `head` is that of this
-    process's chain, or of the one that was written last. `verify` without a head verifies all chains.
+    The sequence of an event is its position in the log, and other positions may be empty; a head has the number in its
+    chain. `head` is that of this process's chain, or of the one that was written last. `verify` without a head verifies
+    all chains.
     """
 
-    @property
-    def late(self) -> int:
-        """The number of this process's stored events that are overdue for the log."""
+    async def removed_up_to(self) -> int:
+        """The position up to which retention has removed events; 0 when it has removed none."""
 
     async def end(self) -> LogEnd:
         """The end of the log."""
@@ -182,6 +184,19 @@ async def end_of(log: AuditLog) -> LogEnd:
         return await log.end()
     head = await log.head()
     return LogEnd(head.chain, head.sequence)
+
+
+async def start_of_newest(log: AuditLog, most: int) -> int:
+    """The sequence of the oldest of the newest `most` events; 0 when the log has no more than these."""
+    if not isinstance(log, MultiChainLog):
+        first = (await log.head()).sequence - most + 1
+        return first if first > 1 else 0
+    first, left = 0, most
+    while page := await log.read(AuditQuery(newest_first=True, before=first or None, limit=min(PAGE, left + 1))):
+        if len(page) > left:
+            return page[left - 1].sequence if left else first
+        first, left = page[-1].sequence, left - len(page)
+    return 0
 
 
 async def pages_of(

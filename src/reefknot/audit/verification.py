@@ -181,18 +181,24 @@ class ChainsSource(StoreSource):
     """The log of a store with several chains, up to its end when this source was made."""
 
     def __init__(
-        self, log: MultiChainLog, end: LogEnd, name: str, retention: float | EllipsisType | None = ...
+        self,
+        log: MultiChainLog,
+        end: LogEnd,
+        heads: Sequence[Head],
+        name: str,
+        retention: float | EllipsisType | None = ...,
     ) -> None:
         super().__init__(log, Head(end.log, end.sequence), name, retention)
         self._chains = log
+        self._heads = heads
 
     @property
     def size(self) -> int:
         """The number of events that verifying comes by."""
-        return self.head.sequence
+        return sum(one.sequence for one in self._heads)
 
     async def heads(self) -> list[Head]:
-        return await self._chains.heads() or [await self.log.head()]
+        return [*self._heads] or [await self.log.head()]
 
     async def reports(self, kept: KeptHeads, advance: Advance = _silent) -> list[ChainReport]:
         """The verification of every chain. A configured file may have heads of chains that are no more."""
@@ -279,7 +285,7 @@ async def store_source(log: AuditLog, name: str, audit: AuditSection | None, fil
     """The log of a store up to its end now. `file` is that of a SQLite store, next to which its retention is noted."""
     retention = retention_of(audit, file)
     if isinstance(log, MultiChainLog):
-        return ChainsSource(log, await log.end(), name, retention)
+        return ChainsSource(log, await log.end(), await log.heads(), name, retention)
     return StoreSource(log, await log.head(), name, retention)
 
 

@@ -452,7 +452,7 @@ class NatsSection(Section, frozen=True):
     ] = 10_000
     max_bytes: Annotated[
         int | None,
-        Meta(ge=1 << 20, le=1 << 50, description="bytes for each stream of the store; what does not fit is refused"),
+        Meta(ge=1 << 20, le=1 << 50, description="bytes for the stream of the store; what does not fit is refused"),
     ] = None
 
 

@@ -60,7 +60,7 @@ async def open_store(
     `tidy=False`, or in a virtual loop.
 
     `read_only` opens a store that must not be written, such as a file on a read-only disk: reads work, writes are
-    refused. On NATS, events that dead processes left behind are not recovered, and not read.
+    refused.
 
     A file of an older version is migrated, after a copy of it to `NAME.vN.bak`: a program of that version cannot open
     it any more. With `migrate=False` it is read as it is, or `StoreVersionError` says what to do.

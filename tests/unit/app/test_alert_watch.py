@@ -238,7 +238,7 @@ def test_each_value_has_its_window() -> None:
     """Steps are ten seconds: a minute of retries, fifteen of quarantine, five of ends."""
     counted = {"retries": 1.0, "quarantined": 1.0, "failed": 1.0, "audit_lost": 1.0}
     buckets = dict.fromkeys(range(1, 201), counted)
-    busy = {"workers": [WORKER], "activity": {"audit_buffered": 3, "audit_late": 1}}
+    busy = {"workers": [WORKER], "activity": {"audit_buffered": 4}}
     systems: list[dict[str, Any]] = [busy, {"workers": [], "activity": None}]
     values = watching.measured(
         metrics.ActivityRecord(buckets=buckets), WorkSnapshot({}, {"io": 12_500, "router": 500}), systems, 2005.0

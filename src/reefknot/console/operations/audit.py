@@ -19,7 +19,7 @@ from msgspec import Struct
 from reefknot.audit.model.analysis import canonical_category
 from reefknot.audit.model.chain import EventIndex
 from reefknot.audit.model.event import EVENT_TYPES, tenant_hash, timestamp_ms
-from reefknot.audit.port import AuditQuery, ChainReport, KeptEntry, TimedLog, end_of, pages_of
+from reefknot.audit.port import AuditQuery, ChainReport, KeptEntry, TimedLog, end_of, pages_of, start_of_newest
 from reefknot.audit.verification import KeptHeads, StoreSource, configured_heads, store_source
 from reefknot.console.operations.operator import in_slices
 from reefknot.console.operations.values import (
@@ -255,23 +255,25 @@ async def verify_events(operator: Operator, *, most: int | None = MOST_COVERED) 
     """
     source, (kept, missing) = await _source(operator), configured_heads(operator.settings)
     end = source.head.sequence
-    if most is None or end <= most:
-        reports, covered = await source.reports(kept), _covered(1, end)
+    first = 0 if most is None else await start_of_newest(source.log, most)
+    if most is None or not first:
+        reports = await source.reports(kept)
+        covered = _covered(1, end, sum(one.head.sequence for one in reports))
     else:
         reports = await source.newest_reports(kept, most)
         each = most // len(reports)
         lowest = {one.head.chain: one.head.sequence - each for one in reports}
         kept = kept._replace(heads=[one for one in kept.heads if one.sequence > lowest.get(one.chain, 0)])
-        covered = _covered(end - most + 1, end)
+        covered = _covered(first, end, most)
         if len(reports) > 1:  # of several chains, the newest of each: no range of the log
             covered |= {"first": None, "events": sum(min(each, one.head.sequence) for one in reports)}
     heads_missing = None if missing is None else str(missing)
     return {**verification(source.name, reports, kept), "heads_missing": heads_missing, "covered": covered}
 
 
-def _covered(first: int, last: int) -> dict[str, Any]:
-    """The events that an answer is about."""
-    return {"events": last - first + 1, "first": first, "last": last, "whole": first == 1}
+def _covered(first: int, last: int, number: int) -> dict[str, Any]:
+    """The events that an answer is about: the first and last sequence, and how many there are."""
+    return {"events": number, "first": first, "last": last, "whole": first == 1}
 
 
 def verification(name: str, reports: Sequence[ChainReport], kept: KeptHeads) -> dict[str, Any]:
@@ -338,7 +340,7 @@ async def replay_events(operator: Operator, *, most: int | None = MOST_COVERED) 
 
     log, warnings = operator.store.audit, load_all()  # a registered strategy's decision can only be repeated with it
     end = (await end_of(log)).sequence
-    first = 1 if most is None else max(1, end - most + 1)
+    first = (0 if most is None else await start_of_newest(log, most)) or 1
     earlier = [] if first == 1 else await _stored_before(operator, first)
 
     async def events() -> AsyncIterator[NumberedBody]:
@@ -347,7 +349,7 @@ async def replay_events(operator: Operator, *, most: int | None = MOST_COVERED) 
                 yield kept.sequence, kept.entry.body
 
     found: Any = operator.redactor.tree(await replayed(operator.shown, events(), earlier=earlier))
-    return {**found, "warnings": warnings, "covered": _covered(first, end)}
+    return {**found, "warnings": warnings, "covered": _covered(first, end, found["events"])}
 
 
 async def _stored_before(operator: Operator, first: int) -> list[bytes]:

@@ -22,7 +22,7 @@ import msgspec
 from reefknot.app.activity import reported, store_activity
 from reefknot.app.alert_watch import rules_of
 from reefknot.audit.metrics import series
-from reefknot.audit.port import end_of
+from reefknot.audit.port import AuditQuery, MultiChainLog, end_of
 from reefknot.console.operations.operator import Operator
 from reefknot.console.operations.sources import stopped_sources
 from reefknot.console.operations.systems import RELIEF, open_breakers, workers_of
@@ -473,8 +473,11 @@ async def _copies(store: Store, settings: Settings | None) -> list[Finding]:
     end = await end_of(store.audit)
     cursor = await asyncio.to_thread(read_cursor, cursor_of(file))
     copied = cursor.sequence if cursor is not None and cursor.chain == end.log else 0
-    behind = max(0, end.sequence - copied)
-    text = f"{file} is at most {behind} events behind the store"
+    behind, bound = max(0, end.sequence - copied), "at most"
+    if isinstance(store.audit, MultiChainLog):  # its sequences do not count its events
+        behind = len(await store.audit.read(AuditQuery(after=copied, limit=BEHIND + 1)))
+        bound = "at least" if behind > BEHIND else bound
+    text = f"{file} is {bound} {behind} events behind the store"
     if behind > BEHIND:
         return [Finding("copies", "warning", text, "`reefknot up` copies them; if one runs, look at its log")]
     return [Finding("copies", "ok", text)]

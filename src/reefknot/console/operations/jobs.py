@@ -53,6 +53,8 @@ MOST_FOUND = 50
 CANCEL_WAIT_S = 5.0
 CANCEL_ALL_WAIT_S = 30.0
 """How long a chunk of jobs is waited for that routers were asked to cancel."""
+CLOCKS_APART_MS = 60_000
+"""How far the times of a job and of its events may lie apart."""
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
 _ORDERS = {"newest": False, "oldest": True}
 
@@ -231,7 +233,7 @@ class FoundJob(NamedTuple):
 async def find_job(operator: Operator, job: str, tenant: str | None = None) -> FoundJob:
     """A job and its events; an unknown one is refused."""
     item, store = await _item(operator, job, tenant), operator.store
-    kept, now = await _events(store.audit, job, item.tenant_id), await now_in(store)
+    kept, now = await _events(store.audit, item), await now_in(store)
     return FoundJob(item, kept, now, await _wait(store, item, kept, now))
 
 
@@ -259,7 +261,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
 
     store, redactor, settings = operator.store, operator.redactor, operator.settings
     item = await _item(operator, job, tenant)
-    kept = await _events(store.audit, job, item.tenant_id, MOST_EVENTS + 1)
+    kept = await _events(store.audit, item, MOST_EVENTS + 1)
     now, is_cut = await now_in(store), len(kept) > MOST_EVENTS
     kept = [*kept[:MOST_EVENTS], *await cancellation_of(store.audit, item)]
     readable = [event for one in kept if (event := _event(one)) is not None]
@@ -306,16 +308,24 @@ def _shown(kept: list[KeptEntry], redactor: Redactor) -> list[dict[str, Any]]:
     return list(shown)
 
 
-async def _events(log: AuditLog, job: str, tenant: str | None, most: int = MOST_EVENTS) -> list[KeptEntry]:
-    """The first events of a job. Those of another tenant's job with the same id are left out; damaged events are not,
-    because their tenant is unknown."""
-    from reefknot.audit.port import AuditQuery
+async def _events(log: AuditLog, item: WorkItem, most: int = MOST_EVENTS) -> list[KeptEntry]:
+    """
+    The first events of a job. Those of another tenant's job with the same id are left out; damaged events are not,
+    because their tenant is unknown.
 
+    A log with several chains has the events of many jobs in one message. There, only the time from the job's creation
+    to its end is looked through.
+    """
+    from reefknot.audit.port import AuditQuery, MultiChainLog
+
+    since = until = None
+    if isinstance(log, MultiChainLog):
+        since, until = item.created_at - CLOCKS_APART_MS, item.updated_at + CLOCKS_APART_MS if is_over(item) else None
     found: list[KeptEntry] = []
     after, size = 0, 5 * MOST_EVENTS
     while len(found) < most:
-        page = await log.read(AuditQuery(work_id=job, after=after, limit=size))
-        found += [one for one in page if _is_of(one, tenant or None)]
+        page = await log.read(AuditQuery(work_id=item.assignment_id, after=after, since=since, until=until, limit=size))
+        found += [one for one in page if _is_of(one, item.tenant_id or None)]
         if len(page) < size:
             break
         after = page[-1].sequence

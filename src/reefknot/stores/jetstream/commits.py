@@ -6,11 +6,12 @@ touched go to the server as one batch, each with the revision that it was change
 none. If another process changed one of them first, everything is undone here, the mirror catches up, and the changes
 run again. A change is answered when its batch is stored; under `result-dedup` a claim or a renewal is answered at once.
 
-Every batch ends with this process's outbox. The outbox shows whether a batch without an answer was stored: its last
-message names the batch. Until that is known the batch is sent again, and the revisions ensure that it counts once. A
-single record without events needs neither batch nor outbox, and names its change itself. If another process has changed
-it before the answer came, the change runs again on the new record. Records outside of the mirror, which are those of
-idempotency keys, can be stored alone: many are on their way at a time, besides the batch, each with its own revision.
+A batch ends with the packs of its events, else with a marker of this process. Its last message shows whether a batch
+without an answer was stored: it names the batch. Until that is known the batch is sent again, and the revisions ensure
+that it counts once. A single record without events needs neither batch nor marker, and names its change itself. If
+another process has changed it before the answer came, the change runs again on the new record. Records outside of the
+mirror, which are those of idempotency keys, can be stored alone: many are on their way at a time, besides the batch,
+each with its own revision.
 """
 
 from __future__ import annotations
@@ -27,12 +28,10 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.errors import ReefknotError, StoreError, StoreFullError, StorePermissionError, StoreUnavailableError
 from reefknot.idempotency.model import KeyRecord
-from reefknot.queue.model.work import is_over
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
 from reefknot.runtime.timeouts import AWAY_S
-from reefknot.stores.jetstream.audit import AuditWriter
 from reefknot.stores.jetstream.connection import (
     RESULT_DEDUP,
     Connection,
@@ -41,6 +40,7 @@ from reefknot.stores.jetstream.connection import (
     RefusedError,
     UnansweredError,
 )
+from reefknot.stores.jetstream.events import AuditWriter
 from reefknot.stores.jetstream.reads import last_message
 from reefknot.stores.jetstream.state import Message, State
 from reefknot.stores.jetstream.streams import NOT_FOUND, stream_info
@@ -64,6 +64,8 @@ LONGEST_PAUSE_S = 0.05
 PATIENCE_S = 10.0
 SAY_EVERY_S = 10.0
 COMMIT_HEADER = "Reefknot-Commit"
+MARKER_S = 86_400
+"""How long the marker of a process's last batch is kept."""
 
 
 class Batch:
@@ -223,7 +225,6 @@ class Commits:
                 self._more.clear()
                 await self._more.wait()
             while self._waiting:
-                await self._audit.has_room()
                 number = min(MOST_AT_ONCE, len(self._waiting))
                 taken = [self._waiting.popleft() for _ in range(number)]
                 await self._commit_all([one for one in taken if not one.future.done()])
@@ -250,6 +251,8 @@ class Commits:
     async def _commit(self, changes: list[Change[Any]]) -> None:
         """Store these changes, repeated after each conflict with another process."""
         for number in range(MOST_TRIES):
+            if number == MOST_TRIES // 2:
+                self._audit.begin()  # something else may have written what this chain goes on with
             if number:
                 preparing = [one.prepare() for one in changes if one.prepare is not None]
                 await asyncio.gather(*preparing)
@@ -285,7 +288,7 @@ class Commits:
                     stored(start + place)
                 for work_id, place, kept in records:
                     state.keep(work_id, start + first + place, kept)
-            over = [work_id for work_id, _, _ in records if is_over(state.table.items[work_id])]
+            over = [work_id for work_id, _, (subject, *_) in records if not state.names.is_open(subject)]
             state.took()
         except ConflictError as lost:
             lost.ids = list(state.table.before)
@@ -326,10 +329,16 @@ class Commits:
         if len(messages) == 1 and not events:
             return await self._send_whatever_is_cancelled(messages, new_id())
         sealed = self._audit.seal(events)
-        outbox = Message(self._state.names.outbox(self._audit.writer), self._audit.outbox(sealed))
-        whole = [*messages, outbox]
-        last = await self._send_whatever_is_cancelled(whole, new_id())
-        self._audit.stored(sealed)
+        marker = Message(self._state.names.writer(self._audit.head.chain), ttl=MARKER_S)
+        whole = [*messages, *(sealed.packs or [marker])]
+        try:
+            last = await self._send_whatever_is_cancelled(whole, new_id())
+        except ConflictError:
+            raise
+        except BaseException:
+            self._audit.begin()  # the batch may be stored: the chain is not continued on a guess
+            raise
+        self._audit.stored(sealed, last)
         return last - len(whole) + 1
 
     async def _send_whatever_is_cancelled(self, messages: list[Message], commit_id: str) -> int:

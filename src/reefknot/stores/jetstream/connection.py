@@ -102,14 +102,11 @@ class NatsOptions(Struct, frozen=True):
     patience: float = 5.0
     max_shared_assignments: int = 10_000
     max_bytes: int | None = None
-    """Limit in bytes for each stream of the store, if it is created now; None: the account's limit."""
+    """Limit in bytes for the stream of the store, if it is created now; None: the account's limit."""
     creates: bool = True
     """Whether missing streams are created; a command that only reads a store creates none."""
     read_only: bool = False
-    """
-    Whether the store is read only: requests that would change it are refused here, and events left by dead processes
-    stay where they are.
-    """
+    """Whether the store is read only: requests that would change it are refused here."""
     subject_prefix: str | None = None
     """The prefix of the documented subjects; None: empty for a store with the default name, else its name."""
 
@@ -391,15 +388,6 @@ class Connection:
         batch_id = new_id()
         last = {**headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(len(messages)), "Nats-Batch-Commit": "1"}
         return await self._store_behind(batch_lines(self._checked(others), batch_id), (subject, body, last))
-
-    async def store_in_order(self, messages: Sequence[Written]) -> int:
-        """
-        Store messages one after the other; returns the sequence of the last one. Only the last one is answered.
-
-        Some may be stored and others not, unless each expects the one before it: then the last answer covers all.
-        """
-        *others, last = messages
-        return await self._store_behind(b"".join([line_of(*one) for one in self._checked(others)]), last)
 
     def _checked(self, messages: Sequence[Written]) -> Sequence[Written]:
         if max((len(body) for _, body, _ in messages), default=0) > self.max_payload:

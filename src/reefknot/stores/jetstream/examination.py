@@ -1,5 +1,5 @@
 """
-Findings about a NATS server or cluster, and the streams of a store there: the half of `reefknot doctor` for NATS.
+Findings about a NATS server or cluster, and the stream of a store there: the half of `reefknot doctor` for NATS.
 
 Nothing is created, changed or repaired. What cannot be known from here is reported as unknown, not guessed.
 """
@@ -16,7 +16,6 @@ from msgspec import json
 
 from reefknot.errors import StoreError, StoreVersionError
 from reefknot.runtime.log import error_text, printable
-from reefknot.stores.jetstream.audit import uncopied_events
 from reefknot.stores.jetstream.connection import Connection, NatsOptions, NobodyThereError, RefusedError
 from reefknot.stores.jetstream.reads import LATEST, scan
 from reefknot.stores.jetstream.streams import (
@@ -24,8 +23,9 @@ from reefknot.stores.jetstream.streams import (
     OPEN,
     Names,
     StreamInfo,
-    audit_stream,
     drift,
+    earlier_design,
+    is_of_earlier_design,
     lacks_subjects,
     state_stream,
     stream_info,
@@ -33,7 +33,6 @@ from reefknot.stores.jetstream.streams import (
 from reefknot.stores.port.engines import ExamineOptions, Finding, problem_of, size_text
 
 SKEW_S = 1.0
-OUTBOX_S = 60.0
 MIRRORED = 100_000
 FILLED = 0.8
 CONSUMERS = 10
@@ -44,7 +43,7 @@ MONITOR_BYTES = 4 << 20
 async def server_findings(
     options: NatsOptions, how: ExamineOptions, open_jobs: int | None = None
 ) -> AsyncIterator[Finding]:
-    """Findings about a server or cluster, and the streams of a store there, over a connection of their own."""
+    """Findings about a server or cluster, and the stream of a store there, over a connection of their own."""
     connection = Connection(options)
     try:
         began = perf_counter()
@@ -100,46 +99,40 @@ async def _jetstream(connection: Connection) -> Finding:
 
 
 async def _store_findings(connection: Connection, open_jobs: int | None) -> list[Finding]:
-    """Findings about the streams of the store, and what is in them."""
+    """Findings about the stream of the store, and what is in it."""
     names, options = Names(connection.options.name), connection.options
-    findings: list[Finding] = []
-    found: list[StreamInfo] = []
-    for wanted in (state_stream(names, options.replicas), audit_stream(names, options.replicas)):
-        name = wanted["name"]
-        try:
-            info = await stream_info(connection, name)
-        except RefusedError as error:
-            if error.number != NOT_FOUND:
-                return [*findings, problem_of("stream", error)]
-            way_out = "`reefknot submit`, `run`, `up`, `worker start` and `router start` make it"
-            findings.append(Finding("stream", "warning", f"there is no stream {name} yet", way_out))
-            continue
-        except StoreError as error:
-            return [*findings, problem_of("stream", error)]
-        changed = drift(info.config, wanted)
-        if len(changed) == 1 and lacks_subjects(info.config, wanted):
-            text = f"{name} was made by an earlier version"
-            findings.append(
-                Finding("stream", "warning", text, "open the store once, for example by `reefknot job list`")
-            )
-        elif changed:
-            text, way_out = f"{name} was changed: {'; '.join(changed)}", f"set it back: nats stream edit {name}"
-            findings.append(Finding("stream", "problem", text, way_out, "misconfigured"))
-        else:
-            held = f"{info.state.get('messages', 0)} messages, {size_text(info.state.get('bytes', 0))}"
-            findings.append(Finding("stream", "ok", f"{name} is as it should be: {held}"))
-        findings.append(_bound(info, options.max_bytes))
-        findings.append(_replicas(info, options.replicas))
-        found.append(info)
-    if len(found) == 2:
-        try:
-            number = await _open_jobs(connection, names) if open_jobs is None else open_jobs
-            findings += [await _clock(connection, names.state), _mirror(number)]
-            findings.append(await _outboxes(connection, names))
-        except (StoreError, TimeoutError) as error:
-            way_out = "check the server's load and log"
-            findings.append(Finding("records", "problem", error_text(error), way_out, "unreachable"))
-    return findings
+    wanted, name = state_stream(names, options.replicas), names.state
+    try:
+        info = await stream_info(connection, name)
+    except RefusedError as error:
+        if error.number != NOT_FOUND:
+            return [problem_of("stream", error)]
+        way_out = "`reefknot submit`, `run`, `up`, `worker start` and `router start` make it"
+        return [Finding("stream", "warning", f"there is no stream {name} yet", way_out)]
+    except StoreError as error:
+        return [problem_of("stream", error)]
+    if is_of_earlier_design(info.config):
+        return [problem_of("stream", earlier_design(connection, name))]
+    findings = [_settings(info, wanted), _bound(info, options.max_bytes), _replicas(info, options.replicas)]
+    try:
+        number = await _open_jobs(connection, names) if open_jobs is None else open_jobs
+        return [*findings, await _clock(connection, name), _mirror(number)]
+    except (StoreError, TimeoutError) as error:
+        way_out = "check the server's load and log"
+        return [*findings, Finding("records", "problem", error_text(error), way_out, "unreachable")]
+
+
+def _settings(info: StreamInfo, wanted: dict[str, Any]) -> Finding:
+    """The settings of a stream, compared with those that the store needs."""
+    name, changed = info.config["name"], drift(info.config, wanted)
+    if len(changed) == 1 and lacks_subjects(info.config, wanted):
+        way_out = "open the store once, for example by `reefknot job list`"
+        return Finding("stream", "warning", f"{name} was made by an earlier version", way_out)
+    if changed:
+        text, way_out = f"{name} was changed: {'; '.join(changed)}", f"set it back: nats stream edit {name}"
+        return Finding("stream", "problem", text, way_out, "misconfigured")
+    held = f"{info.state.get('messages', 0)} messages, {size_text(info.state.get('bytes', 0))}"
+    return Finding("stream", "ok", f"{name} is as it should be: {held}")
 
 
 def _bound(info: StreamInfo, wanted: int | None) -> Finding:
@@ -218,17 +211,6 @@ async def _shared_assignments(connection: Connection, takes_shared: bool) -> lis
     text += ", and no worker of this configuration takes them"
     way_out = f"set router.shared_subject to ours; if no peer uses it any more: nats stream rm {name}"
     return [Finding("shared", "warning", text, way_out)]
-
-
-async def _outboxes(connection: Connection, names: Any) -> Finding:
-    """Events that are stored and not in the audit stream yet; another process copies those of a dead one."""
-    oldest = await uncopied_events(connection, names)
-    if oldest is None:
-        return Finding("outbox", "ok", "every event is in the audit stream")
-    text = f"the oldest event that is not in the audit stream yet waits for {oldest:.0f} s"
-    if oldest > OUTBOX_S:
-        return Finding("outbox", "warning", text, "any process that has the store open copies it: `reefknot up`")
-    return Finding("outbox", "ok", text)
 
 
 def _guarantee(options: NatsOptions) -> Finding:

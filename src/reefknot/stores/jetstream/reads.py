@@ -69,6 +69,11 @@ async def last_message(connection: Connection, stream: str, subject: str) -> Str
     return await _get(connection, stream, {"last_by_subj": subject})
 
 
+async def first_message(connection: Connection, stream: str, subject: str) -> StreamMessage | None:
+    """The first message on a subject, which may have wildcards, as the leader has it; None without one."""
+    return await _get(connection, stream, {"seq": 1, "next_by_subj": subject})
+
+
 async def message_at(connection: Connection, stream: str, sequence: int) -> StreamMessage | None:
     """The message of this sequence; None when it was removed."""
     return await _get(connection, stream, {"seq": sequence})
@@ -201,9 +206,9 @@ class _Consumer(Struct):
     num_pending: int = 0
 
 
-async def count(connection: Connection, stream: str, filters: Sequence[str]) -> int:
-    """The number of subjects of these filters that have a message."""
-    feed = Feed(connection, stream, filters, _ignore, start=LATEST)
+async def count(connection: Connection, stream: str, filters: Sequence[str], *, start: Start = LATEST) -> int:
+    """The number of messages of these filters from `start` on; without it, of subjects that have a message."""
+    feed = Feed(connection, stream, filters, _ignore, start=start)
     made = await feed.create(f"count-{new_id()}", deliver=False)
     await feed.delete(made.name)
     return made.num_pending

@@ -455,7 +455,7 @@ class State(Waiters):
             payload_parts = payload_parts or self._add_blob(messages, item, "payload", item.payload, INLINE_PAYLOAD)
             result_parts = self._add_blob(messages, item, "result", (item.result or "").encode(), INLINE_RESULT)
             if old_subject and old_subject != subject:
-                is_mirrored = old_subject.startswith(f"{self.names.name}.work.{OPEN}.")
+                is_mirrored = self.names.is_open(old_subject)
                 messages.append(Message(old_subject, b"", revision, over, ttl=TOMBSTONE_S if is_mirrored else 1))
             stored = StoredItem(
                 structs.replace(

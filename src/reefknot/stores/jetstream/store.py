@@ -20,14 +20,14 @@ from reefknot.queue.port.quarantine import QuarantineStore
 from reefknot.runtime.forks import FORKS, opened_before_fork
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.tasks import Services
-from reefknot.stores.jetstream.audit import AuditWriter
 from reefknot.stores.jetstream.audit_log import JetStreamAuditLog
 from reefknot.stores.jetstream.commits import Commits
 from reefknot.stores.jetstream.connection import Connection, NatsOptions, NobodyThereError, options_from_url
 from reefknot.stores.jetstream.control import JetStreamControl, JetStreamValues
+from reefknot.stores.jetstream.events import AuditWriter
 from reefknot.stores.jetstream.idempotency import JetStreamIdempotencyStore
 from reefknot.stores.jetstream.state import State
-from reefknot.stores.jetstream.streams import Names, audit_stream, ensure_stream, state_stream, stream_info
+from reefknot.stores.jetstream.streams import Names, ensure_stream, state_stream, stream_info
 from reefknot.stores.jetstream.transport import JetStreamTransport
 from reefknot.stores.jetstream.work import JetStreamLeases, JetStreamWorkQueue, sweep_blobs
 
@@ -79,9 +79,9 @@ class JetStreamStore:
         self.connection = Connection(options)
         work_ttl = None if work_retention is None else max(60, int(work_retention))
         self.state = State(self.connection, self.names, clock, work_ttl=work_ttl)
-        self._writer = AuditWriter(self.state)
+        self._writer = AuditWriter(self.connection, self.names)
         self._commits = Commits(self.connection, self.state, self._writer)
-        self.audit = JetStreamAuditLog(self.state, self._commits, self._writer)
+        self.audit = JetStreamAuditLog(self.state, self._commits, self._writer, has_server_time=has_server_time)
         self.idempotency = JetStreamIdempotencyStore(
             self.state,
             self._commits,
@@ -113,9 +113,7 @@ class JetStreamStore:
                 await ensure_stream(self.connection, state_stream(self.names, replicas, max_bytes))
             except NobodyThereError as error:
                 raise StoreVersionError(self.options.shown, "JetStream is not enabled there", error.way_out) from error
-            await ensure_stream(self.connection, audit_stream(self.names, replicas, max_bytes))
             await self._align()
-            await self._writer.start()
             self._commits.start()
         except BaseException:
             await self.connection.close()
@@ -191,6 +189,5 @@ class JetStreamStore:
         await self._services.stop()
         await self._commits.close()
         await self.audit.close()
-        await self._writer.close()
         await self.state.close()
         await self.connection.close()

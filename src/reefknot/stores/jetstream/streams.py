@@ -1,8 +1,8 @@
 """
 The streams of a store on JetStream, the subjects in them, and the check that they are unchanged.
 
-A store NAME has two streams. `NAME_state` holds one message for each record, its latest version: work, idempotency
-keys, commands, statuses, values. `NAME_audit` holds every event. Subjects:
+A store NAME has one stream, `NAME_state`. It holds one message for each record, its latest version: work, idempotency
+keys, commands, statuses, values; and every event, those of a batch in one message of the batch. Subjects:
 
     NAME.work.STATE.POOL.ID    an assignment, with the state of its record; `open` is pending or running
     NAME.blob.ID.FIELD.PART    what is too large for a record
@@ -10,8 +10,10 @@ keys, commands, statuses, values. `NAME_audit` holds every event. Subjects:
     NAME.command.TARGET.ID     a command of an operator;   NAME.status.SYSTEM   a system that runs
     NAME.value.NAME            a named value, read from the server on request
     NAME.pool.POOL             service time and arrivals of a resource class
-    NAME.outbox.WRITER         the last batch of one process, with its events until they are in the audit stream
-    NAME.audit.CHAIN.TYPE.ID   an event; the first one of its chain on NAME.audit.CHAIN.TYPE.ID.first
+    NAME.audit.CHAIN.NUMBER.ID a pack: the events of one batch, by the number of the first one in its chain. ID is the
+                               work that all are about, else `_`; `@rare` if one is of a type with few events
+    NAME.trim.events           how far retention has gone
+    NAME.writer.CHAIN          the last batch of one process that has several messages and no events
 
 A record that ends moves to another subject: in one batch its old subject gets a message without a body, a tombstone,
 which the server removes after a while, and its new one the record, always in this order. So the last message of
@@ -39,7 +41,7 @@ from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.runtime.log import error_text, logger
 from reefknot.stores.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
 
-OPEN, FIRST = "open", "first"
+OPEN = "open"
 ASKED_S = 1.0
 ELECTION_S = 10.0
 """How long an opening store waits for a cluster without a leader, at least."""
@@ -49,20 +51,30 @@ NOT_FOUND, OVERLAP, NO_MESSAGE = 10059, 10065, 10037
 
 
 class Names:
-    """The names of the streams and subjects of one store."""
+    """The names of the stream and subjects of one store."""
+
+    SEVERAL, RARE = "_", "@rare"
+    """In place of a work id in the subject of a pack: its events are about several or none, or one of them is rare."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.state = f"{name}_state"
-        self.audit = f"{name}_audit"
         self.commands = f"{name}.command.>"
         self.statuses = f"{name}.status.*"
         self.submissions = f"{name}.submissions"
         """Core NATS: submissions for the router that leads."""
+        self.packs = f"{name}.audit.>"
+        self.first_packs = f"{name}.audit.*.1.*"
+        self.rare_packs = f"{name}.audit.*.*.{self.RARE}"
+        self.trim = f"{name}.trim.events"
 
     def work(self, item: WorkItem) -> str:
         is_open = item.state in (WorkState.PENDING, WorkState.RUNNING)
         return f"{self.name}.work.{OPEN if is_open else item.state.value}.{token_of(item.pool)}.{token_of(item.id)}"
+
+    def is_open(self, subject: str) -> bool:
+        """Whether the subject of a record is that of open work."""
+        return subject.startswith(f"{self.name}.work.{OPEN}.")
 
     def any_work(self, work_id: str) -> str:
         return f"{self.name}.work.*.*.{token_of(work_id)}"
@@ -92,29 +104,20 @@ class Names:
     def pool(self, pool: str) -> str:
         return f"{self.name}.pool.{token_of(pool)}"
 
-    def outbox(self, writer: str) -> str:
-        return f"{self.name}.outbox.{writer}"
+    def writer(self, chain: str) -> str:
+        return f"{self.name}.writer.{chain}"
 
-    def event(self, chain: str, event_type: str, work_id: str | None, *, is_first: bool = False) -> str:
-        subject = f"{self.name}.audit.{chain}.{token_of(event_type)}.{token_of(work_id) if work_id else '_'}"
-        return f"{subject}.{FIRST}" if is_first else subject
+    def pack(self, chain: str, number: int, about: str) -> str:
+        return f"{self.name}.audit.{chain}.{number}.{about}"
 
     def chain(self, chain: str) -> str:
-        """The events of one chain; `*` for all."""
+        """The packs of one chain."""
         return f"{self.name}.audit.{chain}.>"
 
-    def events(self, event_type: str | None = None, work_id: str | None = None) -> list[str]:
-        """The subjects of events of a type, of a piece of work, or of both; all events where neither is given."""
-        if event_type is None and work_id is None:
-            return [self.chain("*")]
-        work = "*" if work_id is None else token_of(work_id) if work_id else "_"
-        subject = f"{self.name}.audit.*.{'*' if event_type is None else token_of(event_type)}.{work}"
-        return [subject, f"{subject}.{FIRST}"]
-
-    @property
-    def first_events(self) -> str:
-        """The first event of every chain that still has it."""
-        return f"{self.name}.audit.*.*.*.{FIRST}"
+    def packs_about(self, work_id: str) -> list[str]:
+        """The packs that may have events about a piece of work."""
+        tokens = dict.fromkeys((token_of(work_id) if work_id else self.SEVERAL, self.SEVERAL, self.RARE))
+        return [f"{self.name}.audit.*.*.{one}" for one in tokens]
 
 
 @lru_cache(maxsize=1024)
@@ -131,12 +134,12 @@ def token_of(text: str) -> str:
 
 def state_stream(names: Names, replicas: int, max_bytes: int | None = None) -> dict[str, Any]:
     """
-    The configuration of the stream of records.
+    The configuration of the stream of a store.
 
     A batch that does not fit into `max_bytes` is refused as a whole. One that does not fit into what the account or the
     server has left is not: the server stores the part of it that fits.
     """
-    branches = ("work", "blob", "key", "command", "status", "value", "pool", "outbox")
+    branches = ("work", "blob", "key", "command", "status", "value", "pool", "writer", "trim", "audit")
     return {
         "name": names.state,
         "subjects": [f"{names.name}.{branch}.>" for branch in branches],
@@ -149,22 +152,6 @@ def state_stream(names: Names, replicas: int, max_bytes: int | None = None) -> d
         "allow_atomic": True,
         "allow_msg_ttl": True,
         "allow_direct": True,
-    }
-
-
-def audit_stream(names: Names, replicas: int, max_bytes: int | None = None) -> dict[str, Any]:
-    """The configuration of the stream of events."""
-    return {
-        "name": names.audit,
-        "subjects": [f"{names.name}.audit.>"],
-        "retention": "limits",
-        "storage": "file",
-        "discard": "new",
-        "max_bytes": UNBOUNDED if max_bytes is None else max_bytes,
-        "max_msgs_per_subject": -1,
-        "num_replicas": replicas,
-        "allow_atomic": True,
-        "allow_direct": False,
     }
 
 
@@ -199,6 +186,8 @@ async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> Strea
         if connection.options.read_only or not connection.options.creates:
             raise _no_store(connection, name) from error
         found = await _create(connection, wanted)
+    if is_of_earlier_design(found.config):
+        raise earlier_design(connection, name)
     is_older = lacks_subjects(found.config, wanted) and not connection.options.read_only
     if is_older and not drift({**found.config, "subjects": wanted["subjects"]}, wanted):
         found = await _add_subjects(connection, found, wanted)
@@ -226,6 +215,21 @@ async def _patient_info(connection: Connection, name: str) -> StreamInfo:
             if not is_election or loop.time() >= deadline:
                 raise
         await asyncio.sleep(0.1)
+
+
+def is_of_earlier_design(config: dict[str, Any]) -> bool:
+    """Whether a stream has the subjects of the design that kept the events in a stream of their own."""
+    return any(one.endswith(".outbox.>") for one in config.get("subjects") or [])
+
+
+def earlier_design(connection: Connection, stream: str) -> StoreVersionError:
+    name = connection.options.name
+    problem = f"its stream {stream} was made by an earlier design"
+    way_out = (
+        "finish its work with the version that made it (`reefknot job list --state pending` and `--state running` show "
+        f"none), then use a store of another name, or delete the streams {name}_state and {name}_audit"
+    )
+    return StoreVersionError(connection.options.shown, problem, way_out)
 
 
 def lacks_subjects(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
@@ -262,15 +266,26 @@ async def _create(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:
     except (RefusedError, StoreFullError) as error:
         shown = connection.options.shown
         if isinstance(error, RefusedError) and error.number == OVERLAP:
+            old = f"{connection.options.name}_audit"
+            if await _exists(connection, old):
+                raise earlier_design(connection, old) from error
             problem = f"another stream has subjects of {name} ({error.text})"
             raise StoreVersionError(shown, problem, "use a store of another name: nats://HOST:PORT/NAME") from error
         why = error.text if isinstance(error, RefusedError) else error.problem
         problem = f"the stream {name} cannot be made ({why})"
         way_out = (
-            "check the limits of the account, that twice nats.max_bytes fits into them, and that the cluster has as"
+            "check the limits of the account, that nats.max_bytes fits into them, and that the cluster has as"
             " many servers as replicas are asked for"
         )
         raise StoreUnavailableError(shown, problem, way_out) from error
+
+
+async def _exists(connection: Connection, name: str) -> bool:
+    try:
+        await stream_info(connection, name)
+    except RefusedError:
+        return False
+    return True
 
 
 def drift(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:

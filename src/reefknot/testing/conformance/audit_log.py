@@ -5,7 +5,7 @@ import asyncio
 from msgspec import structs
 
 from reefknot.audit.model.chain import Head, Link, verify
-from reefknot.audit.port import AuditQuery
+from reefknot.audit.port import AuditQuery, MultiChainLog
 from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, story
 
@@ -20,13 +20,15 @@ class AuditLogContract:
         await store.audit.append([event("c")])
         kept = await store.audit.read()
         assert [one.entry.event_type for one in kept] == ["a", "b", "c"]
-        assert [one.sequence for one in kept] == [1, 2, 3]
+        numbers = [one.sequence for one in kept]
+        assert numbers == (sorted(set(numbers)) if isinstance(store.audit, MultiChainLog) else [1, 2, 3])
         assert kept[0].entry.body == body
 
     @story()
     async def test_events_for_soon_are_stored_by_themselves_and_wake_whoever_waits(self, store: Store) -> None:
         await store.audit.append([event("a")])
-        waiting = asyncio.ensure_future(store.audit.wait(1, 30.0))
+        (first,) = await store.audit.read()
+        waiting = asyncio.ensure_future(store.audit.wait(first.sequence, 30.0))
         await asyncio.sleep(0)
         head = await store.audit.append_soon([event("b"), event("c")])
         assert await waiting
@@ -36,7 +38,8 @@ class AuditLogContract:
     @story()
     async def test_the_stored_hashes_are_those_of_the_chain(self, store: Store) -> None:
         head = await store.audit.append([event(f"e{number}") for number in range(20)])
-        links = [Link(one.sequence, one.hash, one.entry.body) for one in await store.audit.read()]
+        kept = await store.audit.read()
+        links = [Link(number, one.hash, one.entry.body) for number, one in enumerate(kept, 1)]
         assert verify(links, head) == []
         assert head == await store.audit.head()
         assert await store.audit.verify() == []
@@ -64,8 +67,13 @@ class AuditLogContract:
             ]
         )
 
+        places = [0, *(one.sequence for one in await store.audit.read())]
+
         async def found(query: AuditQuery) -> list[int]:
-            return [one.sequence for one in await store.audit.read(query)]
+            """The numbers of the events that are found; `after` and `before` are such numbers."""
+            before = None if query.before is None else places[query.before]
+            query = structs.replace(query, after=places[query.after], before=before)
+            return [places.index(one.sequence) for one in await store.audit.read(query)]
 
         assert await found(AuditQuery(event_type="a")) == [1, 3]
         assert await found(AuditQuery(correlation_id="c1")) == [1, 2]
@@ -83,7 +91,8 @@ class AuditLogContract:
 
     @story()
     async def test_trimming_forgets_the_old_leaves_an_anchor_and_keeps_the_chain_whole(self, store: Store) -> None:
-        await store.audit.append([event("a", at=10), event("b", at=20), event("late", at=5), event("c", at=30)])
+        for events in ([event("a", at=10)], [event("b", at=20), event("late", at=5), event("c", at=30)]):
+            await store.audit.append(events)
         assert await store.audit.trim(20) == 1
         assert await event_types(store) == ["b", "late", "c", "anchor"]
         assert await store.audit.verify() == []
