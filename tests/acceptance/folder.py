@@ -194,8 +194,10 @@ class Folder:
         """A system, as soon as it says that it is up."""
         process = self.start("up", "--module", "naps", *words, **start)
         assert process.stderr is not None
-        line = process.stderr.readline()
-        assert line.startswith("up "), line
+        said = [process.stderr.readline()]
+        while " WARNING reefknot: " in said[-1]:  # of the work that it has taken up by then
+            said.append(process.stderr.readline())
+        assert said[-1].startswith("up "), said
         return process
 
     def part(self, kind: str, *words: str, protection: str = "") -> subprocess.Popen[str]:
