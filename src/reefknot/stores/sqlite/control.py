@@ -49,7 +49,7 @@ class SqliteControl:
         return await self._context.read(lambda connection: [Command(*row) for row in query(connection, _POLL, values)])
 
     async def latest(self) -> int:
-        return await self._context.read(lambda connection: int(query(connection, "SELECT command FROM counter").get))
+        return await self._context.look(lambda connection: int(query(connection, "SELECT command FROM counter").get))
 
     async def wait(self, timeout: float, *, after: int) -> int:
         return await self._context.watch(

@@ -15,8 +15,10 @@ from reefknot.queue.port.transport import Delivery
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
 
-TOPIC = "message"
-"""The topics of listeners and senders: messages, room for them, and changes of listeners."""
+MESSAGE_TOPIC = "message "
+"""Prefix of a subject: the topic of listeners to messages on it."""
+ROOM_TOPIC = "room for messages"
+"""The topic of senders whose messages were refused: a listener has read on, is new, or has left."""
 GONE_AFTER_MS = 4_000
 """Milliseconds after which a silent listener no longer blocks senders."""
 WINDOW_MS = 10_000
@@ -102,7 +104,7 @@ def publish_batch(transaction: Transaction, wanted: list[Message]) -> list[bool]
             connection.execute(_INSERT, (transaction.now.steady, origin, subject, name, headers, body))
             if connection.changes():
                 room.take(subject, origin)
-                transaction.touched.add(TOPIC)
+                transaction.touched.add(MESSAGE_TOPIC + subject)
         answers.append(may)
     return answers
 
@@ -150,14 +152,14 @@ def refresh_batch(transaction: Transaction, wanted: list[tuple[str, list[Listene
     there = listeners(connection, now)
     _trim(connection, now, there)
     if is_news:  # a mere sign of life wakes no sender
-        transaction.touched.add(TOPIC)
+        transaction.touched.add(ROOM_TOPIC)
     return [there] * len(wanted)
 
 
 def leave_batch(transaction: Transaction, wanted: list[str]) -> list[None]:
     """Remove the subscriptions of these origins."""
     transaction.connection.executemany("DELETE FROM listener WHERE origin = ?", [(origin,) for origin in wanted])
-    transaction.touched.add(TOPIC)
+    transaction.touched.add(ROOM_TOPIC)
     return [None] * len(wanted)
 
 

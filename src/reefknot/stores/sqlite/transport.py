@@ -88,7 +88,7 @@ class Outgoing:
 
     async def _try_again(self) -> None:
         while self._refused:
-            with self._context.listening(rows.TOPIC) as change:
+            with self._context.listening(rows.ROOM_TOPIC) as change:
                 again = [self._refused.popleft() for _ in range(len(self._refused))]
                 try:
                     await self._sent(again)
@@ -186,6 +186,7 @@ class SqliteTransport:
         self._connect = connect
         self._nudge = nudge
         self._origin = new_id()
+        self._nudged = f"transport {self._origin}"
         self._lines: list[_Subscription] = []
         self._other_origins: frozenset[str] = frozenset()
         self._other_subjects: frozenset[str] = frozenset()
@@ -255,7 +256,7 @@ class SqliteTransport:
                 was_full = len(line.unread.items) == line.limit - 1
                 line.got(one[0])
                 if was_full or line.has_moved:
-                    self._nudge(rows.TOPIC)
+                    self._nudge(self._nudged)
                 yield one[1]
         finally:
             if line in self._lines:
@@ -264,13 +265,16 @@ class SqliteTransport:
 
     def _announce_anew(self) -> None:
         self._announce_at, self._is_announced = 0.0, False
-        self._nudge(rows.TOPIC)
+        self._nudge(self._nudged)
+
+    def _topics(self) -> set[str]:
+        return {rows.MESSAGE_TOPIC + subject for line in self._lines for subject in line.subjects}
 
     async def _follow(self) -> None:
         """Fetch messages of other processes, and write the position for their senders."""
         loop = asyncio.get_running_loop()
         while not self._closed:
-            with self._context.listening(rows.TOPIC) as change:
+            with self._context.listening(self._nudged, *self._topics()) as change:
                 try:
                     more = await self._fetch()
                     if loop.time() >= self._announce_at or any(line.has_moved for line in self._lines):
@@ -290,7 +294,7 @@ class SqliteTransport:
             return False
         start = min(line.fetched for line in lines)
         subjects = frozenset().union(*(line.subjects for line in lines))
-        last, found = await self._context.read(
+        last, found = await self._context.look(
             partial(rows.news, origin=self._origin, after=start, subjects=subjects, limit=PAGE)
         )
         if any(origin not in self._other_origins for _, origin, _ in found):
@@ -331,7 +335,7 @@ class SqliteTransport:
         for line, one in lines:
             line.announced_to = max(line.announced_to, one.read_to)
         if any(line.has_moved for line in self._lines) or not self._is_announced:
-            self._nudge(rows.TOPIC)
+            self._nudge(self._nudged)
 
     def _know(self, listeners: list[rows.Listener], looked: int) -> None:
         """

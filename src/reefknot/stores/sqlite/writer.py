@@ -56,7 +56,8 @@ class Writer:
     """
     The only part of a store that writes.
 
-    `on_commit` gets the topics that a batch has changed. `check_file` raises when the file is not in place any more.
+    `on_commit` gets the topics that a batch has changed, in each loop with requests in it; `post` gets them once, in the
+    thread that has written it, and passes them on to other processes. `check_file` raises when the file is not in place any more.
     `inline`: no thread, for simulations in virtual time.
     """
 
@@ -68,6 +69,7 @@ class Writer:
         path: str,
         patience: float,
         on_commit: Callable[[set[str]], None],
+        post: Callable[[set[str]], None] = lambda topics: None,
         check_file: Callable[[], None] = lambda: None,
         inline: bool = False,
     ) -> None:
@@ -76,6 +78,7 @@ class Writer:
         self._path = path
         self._patience = patience
         self._on_commit = on_commit
+        self._post = post
         self._check_file = check_file
         self._inline = inline
         self._generation = FORKS.generation
@@ -242,7 +245,9 @@ class Writer:
         self._batch_began = time.monotonic()
         while self._submitted:
             self._batch.append(self._submitted.popleft())
-        self._answer(*self._write_out(), here=loop)
+        written = self._write_out()
+        self._answer(*written, here=loop)
+        self._post(written[2])
         gil.idle = True
         if self._submitted or self._log_pages >= CHECKPOINT_PAGES:  # of another loop, or work for the thread
             gil.wake(loop, self._wakeups)
@@ -300,6 +305,7 @@ class Writer:
         if more:
             gil.idle = False
         self._answer(*written)
+        self._post(written[2])
         if self._log_pages >= 2 * CHECKPOINT_PAGES:  # under constant load the thread never rests
             self._checkpoint()
         return more
