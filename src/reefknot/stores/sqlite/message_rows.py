@@ -14,11 +14,8 @@ from reefknot.core.time import Moment
 from reefknot.queue.port.transport import Delivery
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
+from reefknot.stores.sqlite.wait_table import MESSAGE_TOPIC, ROOM_TOPIC
 
-MESSAGE_TOPIC = "message "
-"""Prefix of a subject: the topic of listeners to messages on it."""
-ROOM_TOPIC = "room for messages"
-"""The topic of senders whose messages were refused: a listener has read on, is new, or has left."""
 GONE_AFTER_MS = 4_000
 """Milliseconds after which a silent listener no longer blocks senders."""
 WINDOW_MS = 10_000

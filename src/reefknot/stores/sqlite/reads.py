@@ -28,8 +28,8 @@ from reefknot.stores.sqlite.wait_table import BUCKETS, WaitTable, bucket_of
 
 R = TypeVar("R")
 
-QUICK_S = 0.002
-QUICK_IN_A_ROW = 16
+QUICK_S = 0.01
+QUICK_IN_A_ROW = 8
 """Number of reads in a row within `QUICK_S` that make a disk a quick one."""
 
 

@@ -105,7 +105,7 @@ class SqliteStore:
         )
         files |= {"patience": patience, "inline": inline}
         first = partial(patiently, self._connect_first, self.path, patience)
-        self._writer = Writer(first, self._now, on_commit=self._watcher.changed, post=self._table.post, **files)
+        self._writer = Writer(first, self._now, on_commit=self._watcher.changed, table=self._table, **files)
         self._reader = Reader(self._connect, **files)
         self._retention_lock = RetentionLock(self.path)
         self._opened: open_files.Identity | None = None

@@ -24,6 +24,7 @@ from reefknot.errors import ReefknotError
 from reefknot.idempotency.model import KeyRecord
 from reefknot.queue.model.work import WorkItem, WorkState, stage_of
 from reefknot.runtime.sqlite_files import close_connection, immediate
+from reefknot.stores.sqlite.wait_table import AUDIT_TOPIC
 
 _Key = tuple[Any, ...]
 _counted = attrgetter("resource_class", "state", "pool", "priority", "tenant_id", "reason", "kind", "source")
@@ -335,7 +336,7 @@ class Transaction:
         self.connection.executemany(_EXTEND_BLOCK, [(block, *times) for block, times in blocks.items()])
         self.connection.execute("UPDATE audit_head SET sequence = ?, hash = ?", (head.sequence, head.hash))
         self._events.clear()
-        self.touched.add("audit")
+        self.touched.add(AUDIT_TOPIC)
         return head
 
 

@@ -14,14 +14,16 @@ cannot be made, there is no table, and processes watch the database's log instea
 import os
 import socket
 import struct
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from errno import EAGAIN, EWOULDBLOCK
 from mmap import mmap
 from zlib import crc32
 
+from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT
 from reefknot.queue.model.work import ROUTER
-from reefknot.stores.wakeups import CLASS_TOPIC, END_TOPIC
+from reefknot.stores.wakeups import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC
 
 try:
     from fcntl import F_OFD_SETLK, F_UNLCK, F_WRLCK, fcntl
@@ -32,36 +34,60 @@ ENDING = "-wait"
 """What follows the name of the database."""
 SLOTS = 128
 """The most processes that are called; further ones watch the log."""
-BUCKETS = 256
+BUCKETS = 1024
 """Topics are known by a number below this. Two that share one cost a look now and then."""
+AUDIT_TOPIC = "audit"
+CONTROL_TOPIC = "control"
+KEY_TOPIC = "key:"
+"""Prefix of an idempotency key."""
+MESSAGE_TOPIC = "message "
+"""Prefix of a subject: the topic of listeners to messages on it."""
+ROOM_TOPIC = "room for messages"
+"""The topic of senders whose messages were refused: a listener has read on, is new, or has left."""
+WORK_TOPIC = "work"
+"""A topic that no task waits for: what touches it is news to those who wait for any change."""
+COMMON_TOPICS = (
+    AUDIT_TOPIC,
+    CONTROL_TOPIC,
+    WORK_TOPIC,
+    LEASES_TOPIC,
+    ROOM_TOPIC,
+    *(MESSAGE_TOPIC + subject for subject in (ACK, HEARTBEAT, RESULT)),
+)
 FOR_ONE = CLASS_TOPIC + ROUTER
 """The topic of which one waiting process is enough: whichever comes claims all that there is."""
 
-_ONE, _ANY, _FIRST, _FIRST_END = 0, 1, 2, 64
+_KNOWN = {topic: number for number, topic in enumerate((FOR_ONE, "", *COMMON_TOPICS))}
+"""What many commits touch shares its number with nothing else."""
+_ONE, _ANY = _KNOWN[FOR_ONE], _KNOWN[""]
+_FIRST, _FIRST_OF_MANY = len(_KNOWN), 256
+_OF_MANY = (END_TOPIC, KEY_TOPIC)
+"""There are many of these, and others must not share their numbers with them."""
 _MAGIC = b"reefknot wait 1\n"
 _TOKEN = 16
 _ENTRY = struct.Struct(f"{_TOKEN}sQ8x")
 """The name of a process's socket, and the network namespace in which it is known."""
 _USED = 64
 _CALLED = _USED + SLOTS
-_ENTRIES = _CALLED + SLOTS
+_WANTS = _CALLED + SLOTS
+_ENTRIES = _WANTS + SLOTS
 _WAITS = _ENTRIES + SLOTS * _ENTRY.size
 _TOUCHED = _WAITS + BUCKETS * SLOTS
 _SIZE = _TOUCHED + SLOTS * BUCKETS
 _LOCK = struct.Struct("hhqqi")
 _TRIES = 5
+_TURN = b"-turn"
 
 
 def bucket_of(topic: str) -> int:
     """The number by which processes know a topic."""
-    if topic == FOR_ONE:
-        return _ONE
-    if not topic:
-        return _ANY
+    known = _KNOWN.get(topic)
+    if known is not None:
+        return known
     number = crc32(topic.encode(errors="replace"))
-    if topic.startswith(END_TOPIC):  # there are many of them: the others do not share their numbers
-        return _FIRST_END + number % (BUCKETS - _FIRST_END)
-    return _FIRST + number % (_FIRST_END - _FIRST)
+    if topic.startswith(_OF_MANY):
+        return _FIRST_OF_MANY + number % (BUCKETS - _FIRST_OF_MANY)
+    return _FIRST + number % (_FIRST_OF_MANY - _FIRST)
 
 
 class WaitTable:
@@ -75,6 +101,8 @@ class WaitTable:
         self._memory: mmap | None = None
         self._slot = -1
         self._socket: socket.socket | None = None
+        self._turns: socket.socket | None = None
+        """What wakes the thread that waits for the file's lock."""
         self._counts = [0] * BUCKETS
         self._turn = 0
 
@@ -109,6 +137,8 @@ class WaitTable:
         self._slot, token = slot, os.urandom(_TOKEN // 2).hex().encode()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._socket.bind(_address(token))
+        self._turns = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._turns.bind(_address(token, _TURN))
         at = _ENTRIES + slot * _ENTRY.size
         memory[at : at + _ENTRY.size] = _ENTRY.pack(token, _network())
         memory[_USED + slot] = 1
@@ -131,7 +161,7 @@ class WaitTable:
         """Forget everything of a slot."""
         memory = self._memory
         assert memory is not None
-        memory[_USED + slot] = memory[_CALLED + slot] = 0
+        memory[_USED + slot] = memory[_CALLED + slot] = memory[_WANTS + slot] = 0
         for bucket in range(BUCKETS):
             memory[_WAITS + bucket * SLOTS + slot] = 0
         memory[_TOUCHED + slot * BUCKETS : _TOUCHED + (slot + 1) * BUCKETS] = bytes(BUCKETS)
@@ -181,7 +211,7 @@ class WaitTable:
 
     # ---- the one who commits -----------------------------------------------------------------------------------------
 
-    def post(self, topics: Set[str]) -> None:
+    def post(self, topics: AbstractSet[str]) -> None:
         """Call the processes that wait for one of these topics, which this one has touched. From any thread."""
         memory = self._memory
         if memory is None or not topics or memory[_USED:_CALLED].count(1) < 2:
@@ -210,15 +240,52 @@ class WaitTable:
     def _call(self, slot: int) -> None:
         memory = self._memory
         assert memory is not None
-        assert self._socket is not None
         memory[_CALLED + slot] = 1
-        try:
-            self._socket.sendto(b"", _address(self._entry(slot)[0]))
-        except OSError as error:
+        if not self._send(slot):
             memory[_CALLED + slot] = 0
+
+    def _send(self, slot: int, which: bytes = b"") -> bool:
+        """Send a datagram to a process. False when it was not sent; one that is gone is forgotten."""
+        assert self._socket is not None
+        try:
+            self._socket.sendto(b"", _address(self._entry(slot)[0], which))
+        except OSError as error:
             if error.errno not in (EAGAIN, EWOULDBLOCK) and self._locked(slot):
-                self._clear(slot)  # its process is gone
+                self._clear(slot)
                 fcntl(self._file, F_OFD_SETLK, _LOCK.pack(F_UNLCK, os.SEEK_SET, slot, 1, 0))
+            return False
+        return True
+
+    # ---- the turns at the file's lock --------------------------------------------------------------------------------
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether another process waits for the file's lock."""
+        memory = self._memory
+        return memory is not None and memory.find(b"\1", _WANTS, _ENTRIES) >= 0
+
+    def wait_for_turn(self, seconds: float) -> bool:
+        """Wait until another process passes its turn on to this one, at most this long. False without a table."""
+        memory, turns = self._memory, self._turns
+        if memory is None or turns is None:
+            return False
+        memory[_WANTS + self._slot] = 1
+        turns.settimeout(seconds)
+        with suppress(OSError):
+            turns.recv(1)
+        memory[_WANTS + self._slot] = 0
+        return True
+
+    def pass_on(self) -> None:
+        """Wake the next process that waits for the file's lock, which this one has just released."""
+        memory = self._memory
+        if memory is None:
+            return
+        wanting = memory[_WANTS:_ENTRIES]
+        for slot in [*_set(wanting[self._slot + 1 :], self._slot + 1), *_set(wanting[: self._slot])]:
+            memory[_WANTS + slot] = 0  # one that is frozen is called once
+            if self._send(slot, _TURN):
+                return
 
     def _entry(self, slot: int) -> tuple[bytes, int]:
         assert self._memory is not None
@@ -242,9 +309,10 @@ class WaitTable:
         self._memory = None
         if memory is not None:
             memory.close()
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        for one in (self._socket, self._turns):
+            if one is not None:
+                one.close()
+        self._socket = self._turns = None
         self._let_go_of_file()
 
     def _let_go_of_file(self) -> None:
@@ -253,16 +321,16 @@ class WaitTable:
             os.close(file)
 
 
-def _set(numbers: bytes) -> Iterator[int]:
-    """The places of ones."""
+def _set(numbers: bytes, first: int = 0) -> Iterator[int]:
+    """The places of ones; `first` is that of the first number."""
     at = numbers.find(1)
     while at >= 0:
-        yield at
+        yield first + at
         at = numbers.find(1, at + 1)
 
 
-def _address(token: bytes) -> bytes:
-    return b"\0reefknot-wait-" + token
+def _address(token: bytes, which: bytes = b"") -> bytes:
+    return b"\0reefknot-wait-" + token + which
 
 
 def _network() -> int:

@@ -218,7 +218,8 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
                 with self._context.listening(END_TOPIC + work_id) as change:
                     self._look_for(work_id)
                     left = max(0.0, deadline - loop.time())
-                    await asyncio.wait([change, over], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                    either: list[asyncio.Future[Any]] = [change, over]
+                    await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                     if not change.done() and not over.done():  # its time is up
                         item = await self.get(work_id)
                         return item if item is not None and core.is_over(item) else None

@@ -11,6 +11,7 @@ from reefknot.queue.model.work import INGEST, NO_BUDGET, Budget, HistoryEntry, W
 from reefknot.queue.port.work_queue import EVERYTHING, WorkFilter, WorkPage, WorkSnapshot
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
+from reefknot.stores.sqlite.wait_table import WORK_TOPIC
 from reefknot.stores.wakeups import END_TOPIC, topics_of
 
 _FIELDS = WorkItem.__struct_fields__
@@ -146,8 +147,6 @@ _NO_BUDGET = json.encode(NO_BUDGET).decode()
 _STATES = {state.value: state for state in WorkState}
 _PENDING = WorkState.PENDING
 _OPEN = frozenset({_PENDING, WorkState.RUNNING})
-WORK_TOPIC = "work"
-"""A topic that no task waits for: what touches it is news to those who wait for any change."""
 
 
 def listed(names: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -25,8 +26,9 @@ import apsw
 from reefknot.core.time import Moment
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
 from reefknot.runtime.forks import FORKS, opened_before_fork
-from reefknot.runtime.sqlite_files import busy_handler, close_connection, is_fatal, translated
+from reefknot.runtime.sqlite_files import busy_handler, close_connection, is_fatal, pause, translated
 from reefknot.stores.sqlite.transaction import Handler, RecordCaches, Transaction
+from reefknot.stores.sqlite.wait_table import WaitTable
 
 A = TypeVar("A")
 K = TypeVar("K")
@@ -45,6 +47,8 @@ MIN_GAP_S = 0.0003
 MAX_GAP_S = 0.004
 """Time between two such sleeps; doubled as long as the thread makes no progress."""
 
+TURN_S = 0.005
+"""How long the thread waits for its turn before it asks for the file's lock again."""
 QUICK_S = 0.002
 QUICK_IN_A_ROW = 16
 """Number of transactions in a row within `QUICK_S` that make a disk a quick one."""
@@ -56,8 +60,8 @@ class Writer:
     """
     The only part of a store that writes.
 
-    `on_commit` gets the topics that a batch has changed, in each loop with requests in it; `post` gets them once, in the
-    thread that has written it, and passes them on to other processes. `check_file` raises when the file is not in place any more.
+    `on_commit` gets the topics that a batch has changed, in each loop that has requests in it; other processes get them
+    by the `table`. `check_file` raises when the file is not in place any more.
     `inline`: no thread, for simulations in virtual time.
     """
 
@@ -69,7 +73,7 @@ class Writer:
         path: str,
         patience: float,
         on_commit: Callable[[set[str]], None],
-        post: Callable[[set[str]], None] = lambda topics: None,
+        table: WaitTable,
         check_file: Callable[[], None] = lambda: None,
         inline: bool = False,
     ) -> None:
@@ -78,13 +82,16 @@ class Writer:
         self._path = path
         self._patience = patience
         self._on_commit = on_commit
-        self._post = post
+        self._turns = table
+        self._post = table.post
         self._check_file = check_file
         self._inline = inline
         self._generation = FORKS.generation
         self._submitted: deque[_Request] = deque()
-        self._unhurried: deque[_Request] = deque()
-        """Requests that wait for another one to share its transaction."""
+        self._unhurried: deque[tuple[float, _Request]] = deque()
+        """Requests that wait for another one to share its transaction, and until when."""
+        self._hurrying: tuple[asyncio.AbstractEventLoop | None, float] = (None, inf)
+        """The loop that writes them without another one, and when."""
         self._batch: list[_Request] = []
         self._batch_began = 0.0
         self._gil = GilYield()
@@ -104,7 +111,7 @@ class Writer:
         self._busy_handler = busy_handler(patience)
         self._quick = 0
         """Quick transactions in a row."""
-        self._log_pages = 0
+        self._log_pages = self._log_length = self._checkpointed = 0
         self._thread: threading.Thread | None = None
         self.transactions = 0
         """Transactions committed so far that touched a topic: those the file counts."""
@@ -151,8 +158,10 @@ class Writer:
             self._deliver([future], answers, touched)
             return future
         if within:
-            self._unhurried.append(request)
-            loop.call_later(within, self._hurry_for, future)
+            due = loop.time() + within
+            self._unhurried.append((due, request))
+            if self._hurrying[0] is not loop or due < self._hurrying[1]:
+                self._hurry_at(loop, due)
             return future
         self._submitted.append(request)
         if self._gil.idle and self._waking is not loop:
@@ -185,10 +194,18 @@ class Writer:
             return StoreUnavailableError(f"sqlite:{self._path}", "it is closed", "open it again")
         return opened_before_fork(f"sqlite:{self._path}")
 
-    def _hurry_for(self, future: asyncio.Future[Any]) -> None:
-        """Write the waiting requests, unless that of this future has been written: later ones have their own time."""
-        if future.cancelled() or not future.done():
+    def _hurry_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
+        self._hurrying = loop, when
+        loop.call_at(when, self._hurry_due, loop)
+
+    def _hurry_due(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Write the waiting requests, if the time of one has come."""
+        self._hurrying = None, inf
+        soonest = min((due for due, _ in self._unhurried.copy()), default=inf)
+        if soonest <= loop.time():
             self._hurry()
+        elif soonest < inf:
+            self._hurry_at(loop, soonest)
 
     def _hurry(self) -> None:
         """Write the requests that no transaction has taken along."""
@@ -202,7 +219,7 @@ class Writer:
         """Move them into a batch. The loop and the thread may both try: each request goes to one of them."""
         while self._unhurried:
             try:
-                batch.append(self._unhurried.popleft())
+                batch.append(self._unhurried.popleft()[1])
             except IndexError:
                 return
 
@@ -234,6 +251,8 @@ class Writer:
     def _write_lone(self, loop: asyncio.AbstractEventLoop) -> bool:
         connection, gil = self._connection, self._gil
         assert connection is not None
+        if self._turns.is_wanted:
+            return False
         connection.set_busy_timeout(0)
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -243,8 +262,7 @@ class Writer:
             connection.set_busy_handler(self._busy_handler)
         gil.idle = False
         self._batch_began = time.monotonic()
-        while self._submitted:
-            self._batch.append(self._submitted.popleft())
+        self._take_submitted()
         written = self._write_out()
         self._answer(*written, here=loop)
         self._post(written[2])
@@ -289,10 +307,9 @@ class Writer:
 
     def _write_batch(self) -> bool:
         """Write everything submitted so far and answer it. True when more has come meanwhile."""
-        batch, submitted, gil = self._batch, self._submitted, self._gil
-        while submitted:
-            batch.append(submitted.popleft())
-        if not batch:
+        submitted, gil = self._submitted, self._gil
+        self._take_submitted()
+        if not self._batch:
             gil.idle = True
             # A request may have come between the last look and the flag.
             return bool(submitted) and not self.failure
@@ -309,6 +326,10 @@ class Writer:
         if self._log_pages >= 2 * CHECKPOINT_PAGES:  # under constant load the thread never rests
             self._checkpoint()
         return more
+
+    def _take_submitted(self) -> None:
+        while self._submitted:
+            self._batch.append(self._submitted.popleft())
 
     def _write_out(self) -> tuple[list[_Request], list[Any], set[str]]:
         """The batch, joined by the requests that waited for one, its answers, and the topics it has changed."""
@@ -339,15 +360,20 @@ class Writer:
                 _call(loop, self._deliver, *arguments)
 
     def _logged(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        """Note the length of the write-ahead log, in place of SQLite's own checkpoint, for which a caller waits."""
-        self._log_pages = pages
+        """
+        Note the length of the write-ahead log, in place of SQLite's own checkpoint, for which a caller waits.
+
+        What was checkpointed counts until the log restarts, which readers may put off.
+        """
+        self._checkpointed = 0 if pages < self._checkpointed else self._checkpointed
+        self._log_length, self._log_pages = pages, pages - self._checkpointed
         return apsw.SQLITE_OK
 
     def _checkpoint(self) -> None:
         """Bring the pages of a long write-ahead log over to the file, as far as no reader needs them."""
         if self._log_pages < CHECKPOINT_PAGES or self.failure is not None:
             return
-        self._log_pages = 0
+        self._log_pages, self._checkpointed = 0, self._log_length
         assert self._connection is not None
         try:
             with self._in_use:
@@ -378,11 +404,36 @@ class Writer:
             touched |= topics
         return answers, touched
 
+    def _begin(self, connection: apsw.Connection) -> None:
+        """
+        Begin a transaction, in turn with other processes.
+
+        Only SQLite's own lock decides, which other programs know as well. But asking for it again and again would cost
+        more than the transactions do, so the process that has just released it wakes the next one that waits.
+        """
+        turns, until = self._turns, time.monotonic() + self._patience
+        connection.set_busy_timeout(0)
+        try:
+            while True:
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                    return
+                except apsw.BusyError:
+                    if time.monotonic() > until:
+                        raise
+                if not turns.wait_for_turn(TURN_S):
+                    pause()
+        finally:
+            connection.set_busy_handler(self._busy_handler)
+
     def _transact(self, connection: apsw.Connection, batch: list[_Request]) -> tuple[list[Any], set[str]]:
         answers: list[Any] = [None] * len(batch)
         is_counted = False
         if connection.get_autocommit():
-            connection.execute("BEGIN IMMEDIATE")
+            self._begin(connection)
+            if batch is self._batch:  # what came while this waited for the lock
+                self._take_submitted()
+                answers = [None] * len(batch)
         began = time.monotonic()
         self._gil.working = True
         try:
@@ -399,6 +450,7 @@ class Writer:
             is_counted = bool(transaction.touched)
             self.transactions += is_counted  # before others see it, lest it counts as theirs
             connection.execute("COMMIT")
+            self._turns.pass_on()
             self._cache.committed()
             self._quick = self._quick + 1 if time.monotonic() - began < QUICK_S else 0
         except BaseException:
@@ -477,7 +529,8 @@ class GilYield:
                 self._paused_until = time.monotonic() + PAUSE_AFTER_TIMEOUT_S
         if self._nudging is not loop:
             self._nudging = loop
-            loop.call_later(MIN_GAP_S, self.nudge, loop, MIN_GAP_S, self.batches)
+            gap = MIN_GAP_S if _has_more_to_do(loop) else MAX_GAP_S
+            loop.call_later(gap, self.nudge, loop, gap, self.batches)
 
     def nudge(self, loop: asyncio.AbstractEventLoop, gap: float, batches: int) -> None:
         """Sleep in a busy loop so that the thread gets the GIL, and come back after a gap until the thread is idle."""
@@ -488,8 +541,10 @@ class GilYield:
             return
         if _has_more_to_do(loop):
             time.sleep(NUDGE_S)
-        makes_progress = self.working or self.batches != batches
-        gap = MIN_GAP_S if makes_progress else min(2 * gap, MAX_GAP_S)
+            makes_progress = self.working or self.batches != batches
+            gap = MIN_GAP_S if makes_progress else min(2 * gap, MAX_GAP_S)
+        else:  # the thread can have the GIL
+            gap = MAX_GAP_S
         loop.call_later(gap, self.nudge, loop, gap, self.batches)
 
     def release(self) -> None:
