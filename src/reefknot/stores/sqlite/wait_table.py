@@ -199,10 +199,11 @@ class WaitTable:
         memory = self._memory
         if memory is None or self._socket is None:
             return []
-        memory[_CALLED + self._slot] = 0  # before the look: who comes after it calls again
         with suppress(OSError):
             for _ in range(SLOTS):
                 self._socket.recv(1)
+        # After the datagrams, lest the next one is taken here and its mark stays; before the look: who comes later calls.
+        memory[_CALLED + self._slot] = 0
         at = _TOUCHED + self._slot * BUCKETS
         touched = list(_set(memory[at : at + BUCKETS]))
         for bucket in touched:
