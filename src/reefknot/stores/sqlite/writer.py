@@ -37,12 +37,16 @@ R = TypeVar("R")
 _Request = tuple[Handler[Any, Any], Any, asyncio.Future[Any]]
 """Handler, its argument, and the future of the answer. A bare tuple: tens of thousands are made in a second."""
 
+MOST_HERE = 16
+"""Most requests that a loop writes itself."""
 MAX_BLOCK_S = 0.001
 """Longest time a loop blocks for one transaction."""
 PAUSE_AFTER_TIMEOUT_S = 0.02
 """Time without blocking after a failed try, because other processes hold the file's lock."""
 NUDGE_S = 0.00015
 """Sleep of a loop that lets the thread have the GIL."""
+IDLE_GAP_S = 0.01
+"""Time to the next such sleep while the loop has nothing to do, and the thread can have the GIL."""
 MIN_GAP_S = 0.0003
 MAX_GAP_S = 0.004
 """Time between two such sleeps; doubled as long as the thread makes no progress."""
@@ -233,7 +237,7 @@ class Writer:
     def _write_here(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Write a lone request in this loop. False when that could make the loop wait for long, or more is waiting."""
         began, is_held_up = time.monotonic(), self._held_up is loop
-        if self._quick < QUICK_IN_A_ROW or len(self._submitted) > 1 or _has_more_to_do(loop, but=is_held_up):
+        if self._quick < QUICK_IN_A_ROW or len(self._submitted) > MOST_HERE or _has_more_to_do(loop, but=is_held_up):
             return False
         if is_held_up and began - self._held_up_since > MAX_BLOCK_S:
             return False
@@ -529,7 +533,7 @@ class GilYield:
                 self._paused_until = time.monotonic() + PAUSE_AFTER_TIMEOUT_S
         if self._nudging is not loop:
             self._nudging = loop
-            gap = MIN_GAP_S if _has_more_to_do(loop) else MAX_GAP_S
+            gap = MIN_GAP_S if _has_more_to_do(loop) else IDLE_GAP_S
             loop.call_later(gap, self.nudge, loop, gap, self.batches)
 
     def nudge(self, loop: asyncio.AbstractEventLoop, gap: float, batches: int) -> None:
@@ -544,7 +548,7 @@ class GilYield:
             makes_progress = self.working or self.batches != batches
             gap = MIN_GAP_S if makes_progress else min(2 * gap, MAX_GAP_S)
         else:  # the thread can have the GIL
-            gap = MAX_GAP_S
+            gap = IDLE_GAP_S
         loop.call_later(gap, self.nudge, loop, gap, self.batches)
 
     def release(self) -> None:
