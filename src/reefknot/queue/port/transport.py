@@ -22,16 +22,20 @@ class Delivery(Struct, frozen=True):
     headers: Mapping[str, str] = {}
     done: Callable[[], Awaitable[None]] | None = None
     """Acknowledge the message, where the transport has acknowledgements."""
+    sender: str = ""
+    """The end that sent it, for answers that concern it alone; empty where the transport does not tell."""
 
 
 class Transport(Protocol):
     """Publishes and listens."""
 
     async def publish(
-        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
+        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = "", to: str = ""
     ) -> None:
         """
         Send without waiting for the arrival. Where the engine supports it, a repeated `message_id` is delivered once.
+
+        `to` is the `sender` of a delivery, when the message concerns that end alone: others may get it, or not.
         """
 
     def subscribe(self, *subjects: str, limit: int = 1024) -> AsyncIterator[Delivery]:

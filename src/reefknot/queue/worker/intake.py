@@ -138,7 +138,7 @@ class Intake:
                         admitted = []
                     else:
                         await pool.entered()
-                answer = self.admit_now(read, pool, _body(delivery))
+                answer = self.admit_now(read, pool, _body(delivery), delivery.sender)
             if isinstance(answer, Admitted):
                 seen.add(answer.work.assignment.assignment_id)  # of several tenants one at a time: see `events_to_keep`
                 admitted.append((answer, delivery))
@@ -165,7 +165,7 @@ class Intake:
         acks = list[WorkerMessage]()
         for result, delivery in answered:
             if result.evicted is None and result.duplicate is None and delivery.done is None:
-                acks.append(WorkerMessage.of_ack(result.ack))
+                acks.append(WorkerMessage.of_ack(result.ack, delivery.sender))
             else:
                 await self._tasks.run_logged(_NOT_TAKEN, self._answer, result, delivery)
         await self._context.send_all(acks)
@@ -188,7 +188,9 @@ class Intake:
 
     # ---- admission --------------------------------------------------------------------------------------------------
 
-    def admit_now(self, read: ExecAssignment, pool: Pool, body: bytes = b"") -> Admitted | AdmissionVerdict | None:
+    def admit_now(
+        self, read: ExecAssignment, pool: Pool, body: bytes = b"", sender: str = ""
+    ) -> Admitted | AdmissionVerdict | None:
         """
         Admit an assignment that is new here, and reserve its place.
 
@@ -199,7 +201,7 @@ class Intake:
         verdict = self._admissions.decide(read, pool, self._context.clock.now())
         if isinstance(verdict.answer, Reject | AcceptDropping):
             return verdict
-        return self._reserve(read, body, pool, verdict)
+        return self._reserve(read, body, pool, verdict, sender)
 
     async def take(
         self, read: ExecAssignment | InvalidMessage, body: bytes = b"", verdict: AdmissionVerdict | None = None
@@ -260,14 +262,16 @@ class Intake:
 
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: AdmissionVerdict) -> Admitted:
+    def _reserve(
+        self, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: AdmissionVerdict, sender: str = ""
+    ) -> Admitted:
         """The arrival with its place, which is reserved before the first await, so that no other arrival takes it."""
         answer = verdict.answer
         assert not isinstance(answer, Reject)
         pool.reserve(assignment.priority)
         try:
             met = pool.measured()
-            work = AcceptedWork(assignment, AdmittedAs.by(answer, assignment, met))
+            work = AcceptedWork(assignment, AdmittedAs.by(answer, assignment, met), sender)
             item = work.as_item(body, pool.queue_name, answer, int(self._context.clock.wall() * 1000))
             event = self._event(
                 assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=verdict.inputs, met=met

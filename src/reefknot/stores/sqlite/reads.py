@@ -252,6 +252,9 @@ class ChangeWatcher(Waiters):
 
     def _is_called(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether other processes call this one, as long as it stays so: then the log need not be watched."""
+        if self._table.is_lost:
+            self._hang_up()
+            self._table.open_again()
         if not self._table.is_in_order:
             self._hang_up()
             return False
@@ -357,10 +360,13 @@ class StoreContext:
     opens no connection of its own.
     """
 
-    __slots__ = ("_reader", "listening", "look", "now", "submit", "waiters", "watch")
+    __slots__ = ("_reader", "listening", "look", "now", "post", "submit", "waiters", "watch")
 
-    def __init__(self, submit: Submit, reader: Reader, watcher: ChangeWatcher, now: Callable[[], Moment]) -> None:
+    def __init__(
+        self, submit: Submit, reader: Reader, watcher: ChangeWatcher, now: Callable[[], Moment], table: WaitTable
+    ) -> None:
         self._reader = reader
+        self.post = table.post
         self.now = now
         self.waiters = watcher
         # Bound once: every request looks them up.

@@ -110,7 +110,7 @@ class SqliteStore:
         self._retention_lock = RetentionLock(self.path)
         self._opened: open_files.Identity | None = None
         submit = self._refuse_write if read_only else self._writer.submit
-        self._context = context = StoreContext(submit, self._reader, self._watcher, self._now)
+        self._context = context = StoreContext(submit, self._reader, self._watcher, self._now, self._table)
         self.audit = SqliteAuditLog(context)
         self.idempotency = SqliteIdempotencyStore(
             context,

@@ -346,11 +346,12 @@ Handler = Callable[[Transaction, list[A]], Sequence[R | ReefknotError]]
 
 def write_apart(
     connect: Callable[[], apsw.Connection], now: Callable[[], Moment], handler: Handler[A, R], requests: list[A]
-) -> None:
+) -> set[str]:
     """
     Write requests in a transaction of its own, on a connection of its own, as another process would.
 
-    For threads without the loop that the writer answers to, and while that loop is blocked.
+    For threads without the loop that the writer answers to, and while that loop is blocked. Returns the topics that it
+    has touched.
     """
     connection = connect()
     try:
@@ -358,6 +359,7 @@ def write_apart(
             transaction = Transaction(connection, now(), RecordCaches())
             handler(transaction, requests)
             transaction.flush()
+        return transaction.touched
     finally:
         close_connection(connection)
 

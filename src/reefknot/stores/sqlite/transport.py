@@ -30,7 +30,7 @@ from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import ReaderQueue, Services
 from reefknot.stores.sqlite import message_rows as rows
 from reefknot.stores.sqlite.reads import StoreContext
-from reefknot.stores.sqlite.wait_table import MESSAGE_TOPIC, ROOM_TOPIC
+from reefknot.stores.sqlite.wait_table import ROOM_TOPIC
 
 MOST = 256
 """Messages that may be unwritten at once."""
@@ -64,13 +64,13 @@ class Outgoing:
 
     async def put(self, name: str, message: rows.Message) -> None:
         """Queue a message, as soon as there is room."""
-        while self._on_the_way >= MOST or self._full[message[1]]:
+        while self._on_the_way >= MOST or self._full[message[2]]:
             self._moved.clear()
             await self._moved.wait()
         self._send((name, message))
 
     def _send(self, one: Named) -> asyncio.Future[bool]:
-        within = ANSWER_WITHIN_S if one[1][1] in ANSWERS else 0.0
+        within = ANSWER_WITHIN_S if one[1][2] in ANSWERS else 0.0
         future: asyncio.Future[bool] = self._context.submit(rows.publish_batch, one[1], within=within)
         self._on_the_way += 1
         future.add_done_callback(partial(self._written, one))
@@ -82,14 +82,14 @@ class Outgoing:
         name, message = one
         error = None if future.cancelled() else future.exception()
         if error is not None:
-            subject = printable(message[1], most=100)
+            subject = printable(message[2], most=100)
             logger().error(
                 "message to %s dropped: it could not be written to the store (%s)", subject, error_text(error)
             )
             self._failed(name)
         elif future.cancelled() or not future.result():
             self._refused.append(one)
-            self._full[message[1]] += 1
+            self._full[message[2]] += 1
             self._services.keep("messages that a subscriber has no room for", self._try_again)
 
     async def _try_again(self) -> None:
@@ -100,7 +100,7 @@ class Outgoing:
                     await self._sent(again)
                 finally:
                     for _, message in again:  # one that was refused again has been counted again
-                        self._full[message[1]] -= 1
+                        self._full[message[2]] -= 1
                     self._full += Counter()
                     self._moved.set()
                 if self._refused:
@@ -212,18 +212,18 @@ class SqliteTransport:
         self._closed = False
 
     async def publish(
-        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
+        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = "", to: str = ""
     ) -> None:
         name = f"{subject} {message_id}" if message_id else ""
         if name and not self._is_new(name):
             return
-        here = [line for line in self._lines if subject in line.subjects]
+        here = [line for line in self._lines if subject in line.subjects] if to in ("", self._origin) else []
         try:
-            if not here or subject in self._other_subjects:
+            if not here or (subject in self._other_subjects and to != self._origin):
                 encoded = json.encode(headers or {}).decode()
-                await self._outgoing.put(name, (self._origin, subject, message_id or None, encoded, body))
+                await self._outgoing.put(name, (self._origin, to, subject, message_id or None, encoded, body))
             for line in here:
-                await line.unread.put((0, Delivery(subject, body, headers or {})))
+                await line.unread.put((0, Delivery(subject, body, headers or {}, sender=self._origin)))
         except BaseException:
             self._forget(name)
             raise
@@ -274,7 +274,8 @@ class SqliteTransport:
         self._nudge(self._nudged)
 
     def _topics(self) -> set[str]:
-        return {MESSAGE_TOPIC + subject for line in self._lines for subject in line.subjects}
+        subjects = {subject for line in self._lines for subject in line.subjects}
+        return {rows.topic_of(subject, recipient) for subject in subjects for recipient in ("", self._origin)}
 
     async def _follow(self) -> None:
         """Fetch messages of other processes, and write the position for their senders."""

@@ -11,6 +11,7 @@ sockets are Linux's abstract ones, which leave no file. Where they do not reach 
 cannot be made, there is no table, and processes watch the database's log instead.
 """
 
+import fcntl
 import os
 import socket
 import struct
@@ -24,11 +25,6 @@ from zlib import crc32
 from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT
 from reefknot.queue.model.work import ROUTER
 from reefknot.stores.wakeups import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC
-
-try:
-    from fcntl import F_OFD_SETLK, F_UNLCK, F_WRLCK, fcntl
-except ImportError:  # not Linux
-    F_OFD_SETLK = F_UNLCK = F_WRLCK = -1
 
 ENDING = "-wait"
 """What follows the name of the database."""
@@ -74,6 +70,8 @@ _ENTRIES = _WANTS + SLOTS
 _WAITS = _ENTRIES + SLOTS * _ENTRY.size
 _TOUCHED = _WAITS + BUCKETS * SLOTS
 _SIZE = _TOUCHED + SLOTS * BUCKETS
+_SET_LOCK = getattr(fcntl, "F_OFD_SETLK", -1)
+"""A lock of an open file, not of a process: two stores of one process have two."""
 _LOCK = struct.Struct("hhqqi")
 _TRIES = 5
 _TURN = b"-turn"
@@ -115,7 +113,7 @@ class WaitTable:
             return False
 
     def _opened(self) -> bool:
-        if F_OFD_SETLK == -1:
+        if _SET_LOCK == -1:
             raise OSError("no locks of open files")
         mode = os.stat(self._database).st_mode & 0o666
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -146,10 +144,19 @@ class WaitTable:
 
     def _locked(self, slot: int, length: int = 1) -> bool:
         """Whether this process has now the lock of a slot."""
-        with suppress(BlockingIOError, PermissionError):
-            fcntl(self._file, F_OFD_SETLK, _LOCK.pack(F_WRLCK, os.SEEK_SET, slot, length, 0))
+        with suppress(OSError):
+            fcntl.fcntl(self._file, _SET_LOCK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, slot, length, 0))
             return True
         return False
+
+    def _is_gone(self, slot: int) -> bool:
+        """Whether the process of a slot has ended; then the slot is free."""
+        if not self._locked(slot):
+            return False
+        self._clear(slot)
+        with suppress(OSError):
+            fcntl.fcntl(self._file, _SET_LOCK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, slot, 1, 0))
+        return True
 
     def _is_in_place(self) -> bool:
         try:
@@ -175,12 +182,25 @@ class WaitTable:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether every process of the table can call every other one, and the table is the one under its name."""
-        memory, own = self._memory, _network()
-        if memory is None or not self._is_in_place():
+        """Whether every process of the table can call every other one."""
+        memory = self._memory
+        if memory is None:
             return False
-        memory[_USED + self._slot] = 1
-        return all(self._entry(slot)[1] == own for slot in _set(memory[_USED:_CALLED]))
+        own = self._entry(self._slot)[1]
+        strangers = [slot for slot in _set(memory[_USED:_CALLED]) if self._entry(slot)[1] != own]
+        return all(self._is_gone(slot) for slot in strangers)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the file was removed or replaced: processes that come now have another one."""
+        return self._memory is not None and not self._is_in_place()
+
+    def open_again(self) -> None:
+        """Move to the file that has the name now."""
+        self.let_go()
+        if self.open() and self._memory is not None:
+            for bucket, number in enumerate(self._counts):
+                self._memory[_WAITS + bucket * SLOTS + self._slot] = number > 0
 
     def wait_for(self, bucket: int) -> None:
         """Note one more waiter for a topic of this number."""
@@ -202,7 +222,8 @@ class WaitTable:
         with suppress(OSError):
             for _ in range(SLOTS):
                 self._socket.recv(1)
-        # After the datagrams, lest the next one is taken here and its mark stays; before the look: who comes later calls.
+        # After the datagrams, lest one that comes meanwhile is taken here and its mark stays. Before the look, so that
+        # whoever touches something after it calls again.
         memory[_CALLED + self._slot] = 0
         at = _TOUCHED + self._slot * BUCKETS
         touched = list(_set(memory[at : at + BUCKETS]))
@@ -247,13 +268,14 @@ class WaitTable:
 
     def _send(self, slot: int, which: bytes = b"") -> bool:
         """Send a datagram to a process. False when it was not sent; one that is gone is forgotten."""
-        assert self._socket is not None
+        own, memory = self._socket, self._memory
+        if own is None or memory is None:
+            return False
         try:
-            self._socket.sendto(b"", _address(self._entry(slot)[0], which))
+            own.sendto(b"", _address(self._entry(slot)[0], which))
         except OSError as error:
-            if error.errno not in (EAGAIN, EWOULDBLOCK) and self._locked(slot):
-                self._clear(slot)
-                fcntl(self._file, F_OFD_SETLK, _LOCK.pack(F_UNLCK, os.SEEK_SET, slot, 1, 0))
+            if error.errno not in (EAGAIN, EWOULDBLOCK):
+                self._is_gone(slot)
             return False
         return True
 
@@ -297,7 +319,7 @@ class WaitTable:
 
     def close(self) -> None:
         """Give the slot up. The last one to leave removes the file."""
-        if self._memory is not None and self._slot >= 0:
+        if self._memory is not None:
             self._clear(self._slot)
             with suppress(OSError):
                 if self._locked(0, SLOTS) and self._is_in_place():
@@ -305,11 +327,12 @@ class WaitTable:
         self.let_go()
 
     def let_go(self) -> None:
-        """Close everything, and change nothing: in a fork the slot is the parent's."""
-        self._slot, memory = -1, self._memory
+        """
+        Close everything, and change nothing: in a fork the slot is the parent's.
+
+        The memory goes when no thread has it in use.
+        """
         self._memory = None
-        if memory is not None:
-            memory.close()
         for one in (self._socket, self._turns):
             if one is not None:
                 one.close()

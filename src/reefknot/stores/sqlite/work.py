@@ -84,7 +84,7 @@ class SqliteLeases:
 
     def give_back(self, held: Sequence[Held]) -> None:
         back: Sequence[Settlement] = [Settlement(one.id, one.owner, one.fence, core.Interrupted()) for one in held]
-        write_apart(self._connect, self._context.now, _settle_batch, [back])
+        self._context.post(write_apart(self._connect, self._context.now, _settle_batch, [back]))
 
 
 @each

@@ -115,7 +115,7 @@ class Writer:
         self._busy_handler = busy_handler(patience)
         self._quick = 0
         """Quick transactions in a row."""
-        self._log_pages = self._log_length = self._checkpointed = 0
+        self._log_pages = self._checkpointed = 0
         self._thread: threading.Thread | None = None
         self.transactions = 0
         """Transactions committed so far that touched a topic: those the file counts."""
@@ -369,19 +369,20 @@ class Writer:
 
         What was checkpointed counts until the log restarts, which readers may put off.
         """
-        self._checkpointed = 0 if pages < self._checkpointed else self._checkpointed
-        self._log_length, self._log_pages = pages, pages - self._checkpointed
+        if pages < self._checkpointed:
+            self._checkpointed = 0
+        self._log_pages = pages - self._checkpointed
         return apsw.SQLITE_OK
 
     def _checkpoint(self) -> None:
         """Bring the pages of a long write-ahead log over to the file, as far as no reader needs them."""
         if self._log_pages < CHECKPOINT_PAGES or self.failure is not None:
             return
-        self._log_pages, self._checkpointed = 0, self._log_length
+        self._log_pages = 0
         assert self._connection is not None
         try:
             with self._in_use:
-                self._connection.wal_checkpoint()
+                _, self._checkpointed = self._connection.wal_checkpoint()
         except apsw.Error as error:
             if is_fatal(error):
                 self.failure = translated(error, self._path)

@@ -18,6 +18,7 @@ from reefknot.queue.model.work import WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.stores.sqlite import SqliteStore, reads, writer
 from reefknot.stores.sqlite.transaction import SIZES, BulkStatement, Transaction, each
+from reefknot.stores.sqlite.wait_table import WaitTable
 from tests.unit.stores.sqlite.stores_on_a_file import by_hand, locked, opened, waits_for_the_lock
 
 pytestmark = pytest.mark.real_time
@@ -87,19 +88,25 @@ def _nothing(transaction: Transaction, name: str) -> str:
 
 async def test_a_request_with_company_hurries_no_later_one(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time may end while the next one waits for company: that would be a transaction for nothing."""
-    due: list[tuple[Any, ...]] = []
+    loop, writer_ = asyncio.get_running_loop(), store._writer
+    now, due = loop.time(), list[tuple[Any, ...]]()
     with monkeypatch.context() as patched:
-        patched.setattr(asyncio.get_running_loop(), "call_later", lambda _, *call: due.append(call))
-        first = store._writer.submit(_nothing, ("first",), within=60)
-        (ends_first,) = due
+        patched.setattr(loop, "call_at", lambda _, *call: due.append(call))
+        patched.setattr(loop, "time", lambda: now)
+        first = writer_.submit(_nothing, ("first",), within=60)
+        patched.undo()
         await store.idempotency.claim("k", owner="me")
         assert await first == "first"
-        due.clear()
-        second = store._writer.submit(_nothing, ("second",), within=60)
-        (ends_second,) = due
-    ends_first[0](*ends_first[1:])
-    assert (len(store._writer._unhurried), len(store._writer._submitted)) == (1, 0), "it has its own time"
-    ends_second[0](*ends_second[1:])
+        patched.setattr(loop, "call_at", lambda _, *call: due.append(call))
+        patched.setattr(loop, "time", lambda: now + 30)
+        second = writer_.submit(_nothing, ("second",), within=60)
+        (ends_first,) = due
+        patched.setattr(loop, "time", lambda: now + 60)
+        ends_first[0](*ends_first[1:])
+        assert (len(writer_._unhurried), len(writer_._submitted)) == (1, 0), "it has its own time"
+        _, ends_second = due
+        patched.setattr(loop, "time", lambda: now + 90)
+        ends_second[0](*ends_second[1:])
     assert await second == "second"
 
 
@@ -313,7 +320,11 @@ class File:
         self.own_count = 0
         self._path = path
         self.watcher = reads.ChangeWatcher(
-            self._connection, str(path), own_transactions=lambda: self.own_count, is_writing=lambda: False
+            self._connection,
+            str(path),
+            own_transactions=lambda: self.own_count,
+            is_writing=lambda: False,
+            table=WaitTable(str(path)),
         )
         assert self.watcher._look() is False, "what was there before is no news"
 
