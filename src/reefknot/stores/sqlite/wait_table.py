@@ -177,7 +177,7 @@ class WaitTable:
 
     @property
     def descriptor(self) -> int:
-        """What becomes readable when this process is called."""
+        """The descriptor that becomes readable when this process is called."""
         return -1 if self._socket is None else self._socket.fileno()
 
     @property
@@ -223,7 +223,7 @@ class WaitTable:
             for _ in range(SLOTS):
                 self._socket.recv(1)
         # After the datagrams, lest one that comes meanwhile is taken here and its mark stays. Before the look, so that
-        # whoever touches something after it calls again.
+        # a process that touches something after it calls again.
         memory[_CALLED + self._slot] = 0
         at = _TOUCHED + self._slot * BUCKETS
         touched = list(_set(memory[at : at + BUCKETS]))
@@ -252,7 +252,7 @@ class WaitTable:
                 self._call(slot)
 
     def _next_of(self, waiting: list[int]) -> int:
-        """One of them in turn; one that has not come yet after its last call may be frozen, and is the last choice."""
+        """The next of these slots in turn. One that has not come since its last call may be frozen, and comes last."""
         memory = self._memory
         assert memory is not None
         waiting = [slot for slot in waiting if not memory[_CALLED + slot]] or waiting

@@ -305,6 +305,7 @@ async def test_a_commit_that_does_not_concern_a_process_costs_it_no_read(
     async with opened(path) as one, opened(path) as two:
         waiting = asyncio.create_task(one.control.wait(3600, after=0))
         await called(one)
+        await until(lambda: one._reader in looks)
         looks.clear()
         for number in range(5):
             await two.work.enqueue([WorkItem(f"a{number}", "t")])
