@@ -4,9 +4,10 @@ changes.
 
 In WAL mode a reader never waits for the writer, nor the writer for a reader. Every read is bounded in time.
 
-Commits of this process wake the waiters of their topic at once. Commits of other processes are noticed by `PRAGMA
-data_version`, which costs microseconds: after the kernel reports a write to the file, and rarely otherwise; every 25 ms
-where the kernel reports nothing; and only while a task waits.
+Commits of this process wake the waiters of their topic at once, and those of other processes call this one by the table
+of waiting processes (`WaitTable`). Where there is none, they are noticed by `PRAGMA data_version`, which costs
+microseconds: after the kernel reports a write to the file; every 25 ms where the kernel reports nothing; and only while
+a task waits. Every half second it is read in any case.
 """
 
 import asyncio
@@ -154,9 +155,10 @@ class ChangeWatcher(Waiters):
     """
     Wakes tasks that wait for a change of the store. Belongs to the loop that opened the store.
 
-    A commit of this process wakes the waiters of its topics. A commit of another process may be about anything, and
-    wakes all waiters. The two are distinguished by counting: the file counts all transactions that touched a topic, and
-    the writer its own. A transaction that touched no topic, such as a renewed status, wakes no waiter in any process.
+    A commit of this process wakes the waiters of its topics, and so does one of another process that calls this one. A
+    commit that is found by a look at the file may be about anything, and wakes all waiters; own ones are distinguished by
+    counting: the file counts all transactions that touched a topic, and the writer its own. A transaction that touched
+    no topic, such as a renewed status, wakes no waiter in any process.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ AGAIN_S = 1.0
 """Pause before a refused message is tried again, unless a commit comes first."""
 ANSWERS = (ACK, RESULT)
 """What these say is in the store already, so they wait for a transaction that is due anyway."""
-ANSWER_WITHIN_S = 0.005
+ANSWER_WITHIN_S = 0.01
 SEEN_EVERY_S = 1.0
 """How often a subscriber writes a sign of life and its position."""
 CLOSE_S = 5.0

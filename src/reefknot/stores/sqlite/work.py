@@ -2,8 +2,8 @@
 The work queue of a SQLite store: one row for each piece of work.
 
 A claim is one `UPDATE … RETURNING`. What is due later is kept out of the index that claims read, and enters it when its
-time comes: a long line of waiting retries costs a claim nothing. A waiter is woken by the commit that concerns it: in
-this process by topic, for commits of other processes by any change of the file.
+time comes: a long line of waiting retries costs a claim nothing. A waiter is woken by the commit that concerns it, in
+whatever process that is made.
 """
 
 import asyncio

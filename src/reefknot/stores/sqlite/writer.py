@@ -6,9 +6,9 @@ loop. A lone request does not wait for others. A handler takes all requests of i
 value or an error of its own. If a whole batch fails, its requests are done one by one, so that a bad one does not
 affect the others. After a disk error nothing more is written, because it is unknown what the disk has kept.
 
-A lone request on a disk that has been quick is written by the loop itself, before its caller would wait, if no other
-process holds the file's lock: two handovers between threads take longer than such a write. A disk that is slow, and the
-checkpoints of the write-ahead log, are left to the thread.
+A lone request, or a few, on a disk that has been quick is written by the loop itself, before its caller would wait, if
+no other process holds the file's lock or waits for it: two handovers between threads take longer than such a write. A
+disk that is slow, and the checkpoints of the write-ahead log, are left to the thread.
 """
 
 import asyncio
