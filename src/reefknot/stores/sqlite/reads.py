@@ -156,9 +156,9 @@ class ChangeWatcher(Waiters):
     Wakes tasks that wait for a change of the store. Belongs to the loop that opened the store.
 
     A commit of this process wakes the waiters of its topics, and so does one of another process that calls this one. A
-    commit that is found by a look at the file may be about anything, and wakes all waiters; own ones are
-    distinguished by counting: the file counts all transactions that touched a topic, and the writer its own. A transaction that touched
-    no topic, such as a renewed status, wakes no waiter in any process.
+    commit that is found by a look at the file may be about anything, and wakes all waiters. Own ones are distinguished
+    by counting: the file counts all transactions that touched a topic, and the writer its own. A transaction that
+    touched no topic, such as a renewed status, wakes no waiter in any process.
     """
 
     def __init__(
