@@ -143,7 +143,7 @@ TABLES = (
         about=(
             "From `client.run` to its result, of a step that does nothing, on SQLite with `synchronous=FULL`; the "
             "system has nothing else to do. Nothing polls: a commit wakes its waiters, in the same process by "
-            "topic, in others because the kernel tells of the write."
+            "topic, in others because those that wait for what it touched are called."
         ),
         unit=MILLISECONDS,
         reference=f"{ONE}, p50",

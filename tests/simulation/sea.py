@@ -170,7 +170,7 @@ class Port:
         self._process = process
 
     async def publish(
-        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
+        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = "", to: str = ""
     ) -> None:
         await self._process.hop()
         self._sea.send(Delivery(subject, body, headers or {}))

@@ -21,6 +21,7 @@ import msgspec
 from reefknot.app.activity import Activity
 from reefknot.app.alert_watch import running_activity
 from reefknot.app.blocks import blocks_for, check_steps, start_preparing
+from reefknot.app.commands import Commands
 from reefknot.app.reload import PolicyReload, ReloadOutcome
 from reefknot.audit.copies import kept_events
 from reefknot.audit.journal import Journal
@@ -38,7 +39,6 @@ from reefknot.queue.connect import client_of, system_scope
 from reefknot.queue.execution.slots import Isolation
 from reefknot.queue.model.messages import ExecAssignment, ExecResult
 from reefknot.queue.model.submission import Capacity
-from reefknot.queue.port.control import Command
 from reefknot.queue.port.work_queue import Held
 from reefknot.queue.presence import STATUS_EVERY_S, STORE_S, look_for_orphans
 from reefknot.queue.router.service import Router, submit_read
@@ -60,7 +60,6 @@ from reefknot.stores.port import Store
 from reefknot.stores.port.engines import engine_of
 
 ROUTER_NAME = "router"
-CONTROL_S = 5.0
 STORE_PAUSE_S = 0.25
 FAILED_STOP_S = 3.0
 """Longest orderly stop of a system whose store has failed."""
@@ -71,6 +70,9 @@ Stopped = Callable[["System"], Coroutine[Any, Any, None]]
 
 class System:
     """A router, workers, or both, over one store."""
+
+    leads = False
+    """Whether this system looks after what concerns all of the store: orphans, alerts, and on NATS submissions."""
 
     def __init__(
         self,
@@ -121,13 +123,10 @@ class System:
         self._recall = None if own_work_only else submissions.recall
         self._scope = ExitStack()  # open while the system runs: its steps connect to it
         self._errors = RepeatedErrors()
-        self._obeyed = 0  # the sequence of the last command that was looked at
         self.started_after = 0
         """The last event of the log before this system started."""
-        self.leads = False
-        """Whether this system looks after what concerns all of the store: orphans, alerts, and on NATS submissions."""
         self._services = Services("system")
-        self._draining: dict[str, asyncio.Task[int]] = {}
+        self._commands = Commands(store, clock, self.workers, router=router, reload=self.reload)
         self.ingestion: IngestionOrchestrator | None = None
         """The orchestrator that runs with the workers, if there is one."""
         self._activity = activity
@@ -145,7 +144,7 @@ class System:
 
     async def start(self) -> None:
         """Start the parts. A name that another living system has is refused before anything else is done."""
-        self._obeyed = await self.store.control.latest()
+        await self._commands.start()
         self.started_after = (await end_of(self.store.audit)).sequence
         await self._claim_names()
         await self._look_for_lead()
@@ -161,7 +160,7 @@ class System:
         except BaseException:
             await self.stop()
             raise
-        self._services.keep("control", self._obey)
+        self._services.keep("control", self._commands.obey)
         self._services.keep("status", self._show)
         self._services.keep("lead", self._keep_lead)
         self._services.keep("orphans", partial(look_for_orphans, self.store, self._recall, self._looked_after))
@@ -220,7 +219,7 @@ class System:
         Nothing can be returned to a store that stays unreachable: that work comes back when its leases expire.
         """
         self._scope.close()
-        tasks = (*self._services.cancel(), *self._draining.values(), *self._reloading)
+        tasks = (*self._services.cancel(), *self._commands.draining.values(), *self._reloading)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -334,42 +333,6 @@ class System:
         except Exception as error:
             logger().error("the system's status was not withdrawn (%s)", printable(str(error), most=300))
 
-    async def _obey(self) -> None:
-        """Carry out commands of operators and other processes. Commands to cancel are handled by the router."""
-        control, latest = self.store.control, self._obeyed
-        while True:
-            try:
-                async with asyncio.timeout(STORE_S):
-                    commands = await control.poll(ROUTER_NAME, after=self._obeyed)
-                latest = await control.wait(CONTROL_S, after=latest) if not commands else latest
-            except Exception as error:
-                self._errors.log("commands cannot be read", error, self._clock.now())
-                await asyncio.sleep(STORE_PAUSE_S)
-                continue
-            for command in commands:
-                self._obeyed = command.sequence
-                try:
-                    self._do(command)
-                except Exception as error:
-                    text = printable(f"{command.name}: {error}", most=300)
-                    logger().error("a command could not be carried out (%s)", text)
-
-    def _do(self, command: Command) -> None:
-        body: dict[str, Any] = json.loads(command.body)
-        match command.name:
-            case "cancel":
-                return
-            case "reload" if self._is_addressed(body):
-                self.reload(command.sender, command.sequence)
-            case "reload":
-                return
-            case "drain" | "pause" | "resume":
-                for worker in self.workers:
-                    if body.get("worker_id") in (None, worker.worker_id):
-                        self._command_worker(worker, command.name, float(body.get("seconds", self.settings.drain)))
-            case _:
-                logger().warning("unknown command %s", printable(command.name, most=80))
-
     def reload(self, actor: str, sequence: int = 0) -> asyncio.Task[ReloadOutcome] | None:
         """Read the configuration again, in the background. None when this system was not started from one."""
         if self._reload is None:
@@ -382,26 +345,6 @@ class System:
         self._reloading.add(task)
         task.add_done_callback(self._reloading.discard)
         return task
-
-    def _is_addressed(self, body: dict[str, Any]) -> bool:
-        """Whether a command to a worker, a router, or all of one kind, is for a part of this system."""
-        names = [worker.worker_id for worker in self.workers]
-        if body.get("part") == "router":
-            names = [] if self._router is None else [self._router.router_id]
-        return bool(names) and body.get("name") in (None, *names)
-
-    def _command_worker(self, worker: Worker, what: str, seconds: float) -> None:
-        """Carry out a command to a worker. A drain takes as long as the longest step, so it runs in the background."""
-        name = worker.worker_id
-        earlier = self._draining.pop(name, None)
-        if earlier is not None:
-            earlier.cancel()
-        logger().info("%s: %s", name, {"drain": "draining", "pause": "paused", "resume": "running again"}[what])
-        if what == "drain":
-            task = asyncio.get_running_loop().create_task(worker.drain(seconds), name=f"drain {name}")
-            self._draining[name] = task
-        else:
-            (worker.pause if what == "pause" else worker.resume)()
 
 
 def worker_settings(settings: Settings) -> WorkerSettings:

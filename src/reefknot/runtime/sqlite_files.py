@@ -73,7 +73,7 @@ def patiently(attempt: Callable[[], T], path: str, patience: float) -> T:
         except _TAKEN as error:
             if time.monotonic() > until:
                 raise translated(error, path) from error
-            _pause()
+            pause()
         except (apsw.Error, OSError) as error:
             raise translated(error, path) from error
 
@@ -214,13 +214,13 @@ def busy_handler(patience: float) -> Callable[[int], bool]:
             began = now
         if now - began > patience:
             return False
-        _pause()
+        pause()
         return True
 
     return wait
 
 
-def _pause() -> None:
+def pause() -> None:
     """Sleep up to 1 ms, at random. With SQLite's own pauses, which grow to 100 ms, some processes starve."""
     time.sleep(random.uniform(0.0002, 0.001))
 

@@ -101,6 +101,8 @@ class EndedAttempt(Struct, frozen=True):
     pool: Holder
     body: bytes | None = None
     """The result to publish."""
+    to: str = ""
+    """The end that the result concerns, if it concerns one alone."""
     end_trace: Callable[[], None] | None = None
 
 

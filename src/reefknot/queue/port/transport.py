@@ -25,6 +25,8 @@ class Delivery(Struct, frozen=True):
     back: Callable[[float], Coroutine[Any, Any, None]] | None = None
     """Give the message back, where the transport keeps it for one of several receivers: after these seconds any of them
     gets it."""
+    sender: str = ""
+    """The end that sent it, for answers that concern it alone; empty where the transport does not tell."""
 
 
 class Room(Protocol):
@@ -50,10 +52,12 @@ class Transport(Protocol):
     """Publishes and listens."""
 
     async def publish(
-        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
+        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = "", to: str = ""
     ) -> None:
         """
         Send without waiting for the arrival. Where the engine supports it, a repeated `message_id` is delivered once.
+
+        `to` is the `sender` of a delivery, when the message concerns that end alone: others may get it, or not.
         """
 
     def subscribe(self, *subjects: str, limit: int = 1024, room: Room | None = None) -> AsyncIterator[Delivery]:

@@ -125,28 +125,20 @@ class Router:
         self._claim_now = asyncio.Event()
         self._store_may_have_more = False
         self._background = BoundedTasks(router_id, AT_ONCE)
-        rules, lease = settings.submission_rules, settings.lease
-        self.submissions = Submissions(
-            store.work, clock, rules=rules, lease=lease, journal=journal, control=store.control
-        )
+        rules, more = settings.submission_rules, dict[str, Any](journal=journal, control=store.control)
+        self.submissions = Submissions(store.work, clock, rules=rules, lease=settings.lease, **more)
         self._takes_all = not own_workers
-        self._is_started = False
-        self._leads_since_start: bool | None = None
+        self._leads = True
+        self._led: bool | None = None
+        """Whether it led as of the last change; None before its start."""
         self.health = HealthTable(own_workers)
-        self._callers = LocalCallers(
-            context,
-            self.submissions,
-            claims=lambda: self._serves,
-            on_claimed=self._wake.set,
-            on_left=self._claim_now.set,
-        )
+        self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._claim_now.set)
         self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
         self.dispatcher = Dispatcher(context, self.health, self._completion)
         self._inbox = Inbox(
             context, self.health, self.dispatcher, self._completion, tasks=self._background, wake=self._wake.set
         )
         self.services = Services(router_id)
-        self._leads = True
         self._started_at = 0
         self._obeyed = 0
         """The sequence of the last command that was looked at."""
@@ -171,7 +163,6 @@ class Router:
         ]
         for service, name in loops:
             self.services.keep(name, service)
-        self._is_started = True
         self.leads = self._leads
 
     @property
@@ -187,10 +178,10 @@ class Router:
 
     @leads.setter
     def leads(self, leads: bool) -> None:
-        self._leads = leads
-        if not self._is_started or leads is self._leads_since_start:
+        self._leads, self._callers.claims = leads, self._serves
+        if not self.services.names or leads is self._led:
             return
-        self._leads_since_start, work = leads, self._store.work
+        self._led, work = leads, self._store.work
         if self._serves:
             subscribe = self._context.transport.subscribe
             self.services.keep("inbox", lambda: self._inbox.listen(subscribe(ACK, RESULT, HEARTBEAT)))

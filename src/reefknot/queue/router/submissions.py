@@ -77,6 +77,8 @@ SOON_MS = 100
 """What another process submits counts as due when it is due this soon: its clock may differ a little."""
 REFUSALS_S = 1.0
 """How often refusals are written down: the first one at once, and then the number of the others."""
+Events = Sequence[Sequence[AuditEntry]]
+"""By item."""
 _NEVER = 1_000_000_000
 """No crash limit: that a router vanished says nothing about the work."""
 
@@ -192,25 +194,23 @@ class Submissions:
             await self.check_same_job(assignment)
         return kept is Enqueued.ACCEPTED
 
-    async def enqueue(self, items: Sequence[WorkItem], *, owner: str = "") -> list[Enqueued | Reject]:
-        """Keep these in one step. With an `owner` they are its own at once, and need not be claimed."""
-        wall = self._clock.wall()
-        entries = self._journal.entries([submitted_event(item, wall, self._identity) for item in items])
-        return await self.enqueue_for(items, self._rules, [(entry,) for entry in entries], owner=owner)
-
-    async def enqueue_for(
-        self,
-        items: Sequence[WorkItem],
-        rules: SubmissionRules,
-        events: Sequence[Sequence[AuditEntry]],
-        *,
-        owner: str = "",
+    async def enqueue(
+        self, items: Sequence[WorkItem], *, owner: str = "", given: tuple[SubmissionRules, Events] | None = None
     ) -> list[Enqueued | Reject]:
-        """Keep these by the rules of a submitter, each with its events."""
+        """
+        Keep these in one step. With an `owner` they are its own at once, and need not be claimed.
+
+        The rules and the events of each are `given` for those of another submitter.
+        """
+        rules, events = given or (self._rules, [(one,) for one in self._submitted(items)])
         submitted = {item.id: of_item for item, of_item in zip(items, events, strict=True)}
         terms = Enqueue(rules, owner, self._lease, lambda item: submitted[item.id], self._dropped)
         async with asyncio.timeout(STORE_S):
             return await self._work.enqueue(items, terms)
+
+    def _submitted(self, items: Sequence[WorkItem]) -> list[AuditEntry]:
+        wall = self._clock.wall()
+        return self._journal.entries([submitted_event(item, wall, self._identity) for item in items])
 
     def refused(self, assignment: ExecAssignment, verdict: Reject) -> QueueFullError:
         """The error for a refused caller. The event says how many were refused since the last one."""
@@ -392,13 +392,13 @@ class LocalCallers:
         context: RouterContext,
         submissions: Submissions,
         *,
-        claims: Callable[[], bool],
         on_claimed: Callable[[], None],
         on_left: Callable[[], None],
     ) -> None:
         self._context = context
         self._submissions = submissions
-        self._claims = claims
+        self.claims = True
+        """Whether what is submitted becomes this router's."""
         self._on_claimed = on_claimed
         self._on_left = on_left
         self._callers: dict[str, asyncio.Future[ExecResult]] = {}
@@ -461,9 +461,8 @@ class LocalCallers:
 
     def _owner_of(self, number: int) -> str:
         """The owner of so much new work: this router, as far as it has room for it."""
-        context = self._context
-        has_room = len(context.table) + number <= context.settings.rules.size
-        return context.owner if has_room and self._claims() else ""
+        has_room = len(self._context.table) + number <= self._context.settings.rules.size
+        return self._context.owner if has_room and self.claims else ""
 
     def _claimed(self, assignment: ExecAssignment, item: WorkItem, owner: str, body: bytes) -> None:
         """Look after what was enqueued for this router."""
@@ -472,19 +471,18 @@ class LocalCallers:
         self._context.table.add(claimed, item.pool, self._context.clock.now())
 
     async def take_over(
-        self, items: Sequence[WorkItem], rules: SubmissionRules, events: Sequence[Sequence[AuditEntry]]
+        self, items: Sequence[WorkItem], rules: SubmissionRules, events: Events
     ) -> list[Enqueued | Reject]:
         """Keep what another process submits. What is due, and can be read, is this router's from the start."""
         soon = int(self._context.clock.wall() * 1000) + SOON_MS
-        read = {item.id: read_assignment(item.payload) for item in items if item.due_at <= soon}
-        owner = self._owner_of(len(items))
-        if any(isinstance(one, InvalidMessage) for one in read.values()) or len(read) < len(items):
-            owner = ""  # its claim sets aside what cannot be read, and waits for what is due later
-        answers = await self._submissions.enqueue_for(items, rules, events, owner=owner)
+        all_read = [(item, read_assignment(item.payload)) for item in items if item.due_at <= soon]
+        read = {item.id: one for item, one in all_read if isinstance(one, ExecAssignment)}
+        # A claim sets aside what cannot be read, and waits for what is due later.
+        owner = self._owner_of(len(items)) if len(read) == len(items) else ""
+        answers = await self._submissions.enqueue(items, owner=owner, given=(rules, events))
         for item, kept in zip(items, answers, strict=True):
-            assignment = read.get(item.id)
-            if kept is Enqueued.ACCEPTED and owner and isinstance(assignment, ExecAssignment):
-                self._claimed(assignment, item, owner, item.payload)
+            if kept is Enqueued.ACCEPTED and owner:
+                self._claimed(read[item.id], item, owner, item.payload)
         (self._on_claimed if owner else self._on_left)()
         return answers
 

@@ -155,7 +155,7 @@ class Closing:
         end_trace = None
         if trace is not None and report.result is not None:
             end_trace = partial(trace.ended_with, report.result, quarantined=isinstance(settled, Quarantine))
-        self.reports.report(EndedAttempt(item, settlement, pool, body, end_trace))
+        self.reports.report(EndedAttempt(item, settlement, pool, body, work.sender, end_trace))
 
     def _with_overload(self, result: ExecResult, pool: Pool, queue_depth: int) -> ExecResult:
         """The result with the overload fields, which the baseline withholds."""
@@ -166,8 +166,10 @@ class Closing:
     # ---- settling ---------------------------------------------------------------------------------------------------
 
     async def _publish(self, kept: list[EndedAttempt]) -> None:
-        ends = [(one.item, one.body) for one in kept if one.body is not None]
-        await self._context.send_all([WorkerMessage.of_result(item.id, body, item.generation) for item, body in ends])
+        ends = [(one.item, one.body, one.to) for one in kept if one.body is not None]
+        await self._context.send_all(
+            [WorkerMessage.of_result(item.id, body, item.generation, to) for item, body, to in ends]
+        )
 
     async def release_prefetched(self, pools: list[Pool]) -> None:
         """Give back what was claimed ahead and no slot has begun."""

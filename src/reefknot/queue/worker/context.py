@@ -28,15 +28,17 @@ class WorkerMessage(Struct, frozen=True, gc=False):
     body: bytes
     what: str
     message_id: str = ""
+    to: str = ""
+    """The end that it concerns, if it concerns one alone."""
 
     @classmethod
-    def of_ack(cls, ack: ExecAssignmentAck) -> "WorkerMessage":
-        return cls(ACK, encode(ack), f"the ack of {ack.assignment_id}")
+    def of_ack(cls, ack: ExecAssignmentAck, to: str = "") -> "WorkerMessage":
+        return cls(ACK, encode(ack), f"the ack of {ack.assignment_id}", to=to)
 
     @classmethod
-    def of_result(cls, work_id: str, body: bytes, generation: int) -> "WorkerMessage":
+    def of_result(cls, work_id: str, body: bytes, generation: int, to: str = "") -> "WorkerMessage":
         """The result of this generation, as it is stored: a requeue by a person starts another one."""
-        return cls(RESULT, body, f"the result of {work_id}", f"{work_id}/{generation}")
+        return cls(RESULT, body, f"the result of {work_id}", f"{work_id}/{generation}", to)
 
 
 class WorkerContext(OwnerContext, frozen=True, kw_only=True):
@@ -57,7 +59,7 @@ class WorkerContext(OwnerContext, frozen=True, kw_only=True):
             try:
                 with self.timeouts.timeout(PUBLISH_S):
                     for one in tuple(waiting)[:PUBLISH_BATCH]:
-                        await self.transport.publish(one.subject, one.body, message_id=one.message_id)
+                        await self.transport.publish(one.subject, one.body, message_id=one.message_id, to=one.to)
                         waiting.popleft()
             except Exception as error:
                 what = waiting.popleft().what

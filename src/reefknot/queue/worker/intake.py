@@ -155,7 +155,7 @@ class Intake:
                         admitted = []
                     else:
                         await pool.entered()
-                answer = self.admit_now(read, pool, _body(delivery))
+                answer = self.admit_now(read, pool, _body(delivery), delivery.sender)
             if isinstance(answer, Admitted):
                 seen.add(answer.work.assignment.assignment_id)  # of several tenants one at a time: see `events_to_keep`
                 admitted.append((answer, delivery))
@@ -187,7 +187,7 @@ class Intake:
         acks = list[WorkerMessage]()
         for result, delivery in answered:
             if result.evicted is None and result.duplicate is None and delivery.done is None:
-                acks.append(WorkerMessage.of_ack(result.ack))
+                acks.append(WorkerMessage.of_ack(result.ack, delivery.sender))
             else:
                 await self._tasks.run_logged(_NOT_TAKEN, self._answer, result, delivery)
         await self._context.send_all(acks)
@@ -210,7 +210,9 @@ class Intake:
 
     # ---- admission --------------------------------------------------------------------------------------------------
 
-    def admit_now(self, read: ExecAssignment, pool: Pool, body: bytes = b"") -> Admitted | AdmissionVerdict | None:
+    def admit_now(
+        self, read: ExecAssignment, pool: Pool, body: bytes = b"", sender: str = ""
+    ) -> Admitted | AdmissionVerdict | None:
         """
         Admit an assignment that is new here, and reserve its place.
 
@@ -221,7 +223,7 @@ class Intake:
         verdict = self._admissions.decide(read, pool, self._context.clock.now())
         if isinstance(verdict.answer, Reject | AcceptDropping):
             return verdict
-        return self._reserve(read, body, pool, verdict)
+        return self._reserve(read, body, pool, verdict, sender)
 
     async def take(
         self, read: ExecAssignment | InvalidMessage, body: bytes = b"", verdict: AdmissionVerdict | None = None
@@ -282,14 +284,16 @@ class Intake:
 
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
-    def _reserve(self, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: AdmissionVerdict) -> Admitted:
+    def _reserve(
+        self, assignment: ExecAssignment, body: bytes, pool: Pool, verdict: AdmissionVerdict, sender: str = ""
+    ) -> Admitted:
         """The arrival with its place, which is reserved before the first await, so that no other arrival takes it."""
         answer = verdict.answer
         assert not isinstance(answer, Reject)
         pool.reserve(assignment.priority)
         try:
             met = pool.measured()
-            work = AcceptedWork(assignment, AdmittedAs.by(answer, assignment, met))
+            work = AcceptedWork(assignment, AdmittedAs.by(answer, assignment, met), sender)
             item = work.as_item(body, pool.queue_name, answer, int(self._context.clock.wall() * 1000))
             event = self._event(
                 assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=verdict.inputs, met=met
@@ -325,20 +329,18 @@ class Intake:
                 one.pool.release(one.work.assignment.priority)
         if any(kept):
             self._rules.written(rules)
-        both = zip(batch, kept, strict=True)
         return [
             await self._duplicate(a.work.assignment, a.pool) if item is None else IntakeResult(a.ack)
-            for a, item in both
+            for a, item in zip(batch, kept, strict=True)
         ]
 
     async def _assign(self, items: list[WorkItem], start: set[str], entries: list[AuditEntry]) -> list[WorkItem | None]:
         """Accept these in the store. If the worker ends meanwhile, what was started goes back and spends nothing."""
-        context = self._context
-        owner, lease = context.owner, context.settings.lease
+        context, lease = self._context, self._context.settings.lease
 
         async def assigned() -> list[WorkItem | None]:
             with context.timeouts.timeout(STORE_S):
-                return await context.work.assign(items, start=start, owner=owner, lease=lease, events=entries)
+                return await context.work.assign(items, start=start, owner=context.owner, lease=lease, events=entries)
 
         return await context.claims.finish(assigned(), _held_if_started)
 
@@ -346,8 +348,7 @@ class Intake:
         """The ids of arrivals for which their pools have a free slot now."""
         arrivals = Counter(one.pool.name for one in batch)
         free = {name: self._pools[name].can_start(number) for name, number in arrivals.items()}
-        start: set[str] = set()
-        wall_ms = self._context.clock.wall() * 1000
+        start, wall_ms = set[str](), self._context.clock.wall() * 1000
         for one in batch:
             if free[one.pool.name] > 0 and one.item.due_at <= wall_ms:
                 free[one.pool.name] -= 1

@@ -83,6 +83,8 @@ class AcceptedWork(Struct, frozen=True):
 
     assignment: ExecAssignment
     admitted: AdmittedAs = AdmittedAs()
+    sender: str = ""
+    """The router's end, if this process has the assignment from a message: its ack and its result concern it alone."""
 
     @classmethod
     def read(cls, item: WorkItem) -> "AcceptedWork":

@@ -328,7 +328,7 @@ class Worker:
 
     @property
     def hears_router(self) -> bool:
-        """Whether a router has told its fleet of itself lately."""
+        """Whether a router's message to its fleet came lately."""
         return self._clock.now() - self._router_heard_at < ROUTER_SILENT_S
 
     async def _share_throttle(self, delivery: Delivery) -> None:

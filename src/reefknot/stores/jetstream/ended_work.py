@@ -1,9 +1,9 @@
 """
 `EndedWork`: tasks that wait for the end of work, woken by its message, with one look a second for all of them.
 
-Whoever ends work sends a message without content on a subject of this work alone, which its waiters hear. It may be
-lost, and may overtake the record on its way to a replica. So every second all awaited records are read at once, and a
-waiter that was woken reads its own record again until it is there.
+The process that ends work sends a message without content on a subject of this work alone, which its waiters hear. It
+may be lost, and may overtake the record on its way to a replica. So every second all awaited records are read at once,
+and a waiter that was woken reads its own record again until it is there.
 """
 
 from __future__ import annotations

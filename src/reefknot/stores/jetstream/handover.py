@@ -37,8 +37,8 @@ MOST_AT_ONCE = 256
 """Requests that a router takes at once; of more, each submitter keeps its own."""
 
 
-class Submitted(Struct, frozen=True, array_like=True):
-    """What is handed over: items with the events of each, and the rules of their submitter."""
+class HandedOver(Struct, frozen=True, array_like=True):
+    """Items with the events of each, and the rules of their submitter."""
 
     items: list[WorkItem]
     rules: SubmissionRules
@@ -46,7 +46,7 @@ class Submitted(Struct, frozen=True, array_like=True):
 
 
 Answers = list[Enqueued | Reject]
-_submitted = msgpack.Decoder(Submitted)
+_handed_over = msgpack.Decoder(HandedOver)
 _answers = msgpack.Decoder(Answers)
 
 
@@ -71,7 +71,7 @@ class Handover:
         if terms.rules is None or terms.accept_events is None:
             return None, False
         events = [list(terms.accept_events(item)) for item in items]
-        body = msgpack.encode(Submitted(list(items), terms.rules, events))
+        body = msgpack.encode(HandedOver(list(items), terms.rules, events))
         if len(body) > self._connection.max_payload:
             return None, False
         try:
@@ -108,7 +108,7 @@ class Handover:
         self._under_way += 1
         try:
             if self._take is not None and self._under_way <= MOST_AT_ONCE:
-                found = _submitted.decode(message.data)
+                found = _handed_over.decode(message.data)
                 body = msgpack.encode(await self._take(found.items, found.rules, found.events))
         except (StoreError, TimeoutError, ValueError) as error:
             logger().info("submissions of another process were not taken over (%s)", error_text(error))

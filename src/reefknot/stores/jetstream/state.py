@@ -171,7 +171,7 @@ class Mirror:
 
 
 class State(Waiters):
-    """What one process knows of a store."""
+    """The records of a store that one process knows."""
 
     def __init__(self, connection: Connection, names: Names, clock: Clock, *, work_ttl: int | None) -> None:
         super().__init__()

@@ -215,7 +215,7 @@ class JetStreamTransport:
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     async def publish(
-        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
+        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = "", to: str = ""
     ) -> None:
         if not self._is_open:
             self._open()

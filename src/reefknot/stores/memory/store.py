@@ -479,7 +479,7 @@ class MemoryTransport:
         self._closed = False
 
     async def publish(
-        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
+        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = "", to: str = ""
     ) -> None:
         name = f"{subject} {message_id}" if message_id else ""
         if name and self._is_repeat(name):

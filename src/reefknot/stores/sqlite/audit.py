@@ -24,6 +24,7 @@ from reefknot.audit.port import EVERYTHING, AuditEntry, AuditQuery, KeptEntry, p
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import EVENTS_PER_BLOCK, Transaction, each
+from reefknot.stores.sqlite.wait_table import AUDIT_TOPIC
 
 LINKS_PER_READ = 1000
 """Events per read of `verify`."""
@@ -150,7 +151,7 @@ class SqliteAuditLog:
 
     async def wait(self, after: int, timeout: float) -> bool:
         head = await self._context.watch(
-            self.head, "audit", pause=lambda head: inf if head.sequence <= after else 0.0, timeout=timeout
+            self.head, AUDIT_TOPIC, pause=lambda head: inf if head.sequence <= after else 0.0, timeout=timeout
         )
         return head.sequence > after
 

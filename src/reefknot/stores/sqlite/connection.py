@@ -126,10 +126,11 @@ CREATE TABLE status (
 -- Named values. No version is given twice, not even to a value that was deleted and created again.
 CREATE TABLE value (version INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, body TEXT NOT NULL) STRICT;
 
--- Undelivered messages and their listeners. Nothing that must not be lost is here alone. `at` and `seen_at` are steady.
+-- Undelivered messages and their listeners. Nothing that must not be lost is here alone. `recipient` is the only origin
+-- that a message concerns, or empty. `at` and `seen_at` are steady.
 CREATE TABLE message (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, origin TEXT NOT NULL, subject TEXT NOT NULL,
-    message_id TEXT, headers TEXT NOT NULL, body BLOB NOT NULL
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, origin TEXT NOT NULL, recipient TEXT NOT NULL,
+    subject TEXT NOT NULL, message_id TEXT, headers TEXT NOT NULL, body BLOB NOT NULL
 ) STRICT;
 CREATE UNIQUE INDEX message_named ON message (subject, message_id) WHERE message_id IS NOT NULL;
 CREATE TABLE listener (

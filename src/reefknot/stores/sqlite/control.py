@@ -14,6 +14,7 @@ from reefknot.stores.port import StoredValue, checked_body, checked_name
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import Transaction, each
+from reefknot.stores.sqlite.wait_table import CONTROL_TOPIC
 
 _POLL = (
     "SELECT sequence, name, target, body, sender, at FROM command "
@@ -49,11 +50,11 @@ class SqliteControl:
         return await self._context.read(lambda connection: [Command(*row) for row in query(connection, _POLL, values)])
 
     async def latest(self) -> int:
-        return await self._context.read(lambda connection: int(query(connection, "SELECT command FROM counter").get))
+        return await self._context.look(lambda connection: int(query(connection, "SELECT command FROM counter").get))
 
     async def wait(self, timeout: float, *, after: int) -> int:
         return await self._context.watch(
-            self.latest, "control", pause=lambda latest: inf if latest <= after else 0.0, timeout=timeout
+            self.latest, CONTROL_TOPIC, pause=lambda latest: inf if latest <= after else 0.0, timeout=timeout
         )
 
     async def report(self, name: str, body: str, *, keep: float, capacity: Capacity = NO_CAPACITY) -> int:
@@ -80,7 +81,7 @@ def _post(
     row = (counters.command, name, target, body, sender, now, now + keep_ms)
     transaction.connection.execute("INSERT INTO command VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     transaction.add_events(events)
-    transaction.touched.add("control")
+    transaction.touched.add(CONTROL_TOPIC)
     return counters.command
 
 

@@ -39,6 +39,7 @@ from reefknot.stores.sqlite.audit import SqliteAuditLog
 from reefknot.stores.sqlite.connection import HASH_BITS, key_hash, query
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import BulkStatement, Handler, StoredKey, Transaction, each, write_apart
+from reefknot.stores.sqlite.wait_table import KEY_TOPIC
 
 RECENT_KEYS = 1 << 16
 """About the largest number of keys in `recent_key`."""
@@ -174,7 +175,7 @@ class SqliteIdempotencyStore:
                 return 0.0
             return (record.lease_until - self._context.now().steady) / 1000
 
-        return await self._context.watch(partial(self.get, key), f"key:{key}", pause=pause, timeout=timeout)
+        return await self._context.watch(partial(self.get, key), KEY_TOPIC + key, pause=pause, timeout=timeout)
 
     async def counts(self) -> Mapping[KeyState, int]:
         now = self._context.now()
@@ -207,7 +208,7 @@ class SqliteIdempotencyStore:
             answers.append(answer)
             if new is not None and new is not old:
                 records[key] = changed[key] = new
-                transaction.touched.add(f"key:{key}")
+                transaction.touched.add(KEY_TOPIC + key)
                 if events and (not isinstance(operation, ClaimRequest) or isinstance(answer, Claimed)):
                     transaction.add_events(events)
                 if (
@@ -326,7 +327,7 @@ def _forget(transaction: Transaction, key: str, events: Sequence[AuditEntry]) ->
     transaction.connection.execute("DELETE FROM idempotency WHERE seq = ?", (seq,))
     transaction.cache.keys.drop([key])
     transaction.counters.keys -= 1
-    transaction.touched.add(f"key:{key}")
+    transaction.touched.add(KEY_TOPIC + key)
     transaction.add_events(events)
     return True
 

@@ -14,9 +14,8 @@ from reefknot.core.time import Moment
 from reefknot.queue.port.transport import Delivery
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
+from reefknot.stores.sqlite.wait_table import MESSAGE_TOPIC, ROOM_TOPIC
 
-TOPIC = "message"
-"""The topics of listeners and senders: messages, room for them, and changes of listeners."""
 GONE_AFTER_MS = 4_000
 """Milliseconds after which a silent listener no longer blocks senders."""
 WINDOW_MS = 10_000
@@ -27,15 +26,15 @@ LONGEST_MS = 60_000
 _LAST = "SELECT seq FROM sqlite_sequence WHERE name = 'message'"
 # Rows are found by number only: with another index all earlier rows would be read as well.
 _NEWS = (
-    "SELECT seq, origin, subject, headers, body FROM message NOT INDEXED WHERE seq > ? AND seq <= ? AND origin <> ? "
-    "AND subject IN (SELECT value FROM json_each(?)) ORDER BY seq LIMIT ?"
+    "SELECT seq, origin, subject, headers, body FROM message NOT INDEXED WHERE seq > ?1 AND seq <= ?2 AND origin <> ?3 "
+    "AND recipient IN ('', ?3) AND subject IN (SELECT value FROM json_each(?4)) ORDER BY seq LIMIT ?5"
 )
 _UNREAD = (
-    "SELECT count(*) FROM message NOT INDEXED WHERE seq > ? AND origin <> ? "
-    "AND subject IN (SELECT value FROM json_each(?))"
+    "SELECT count(*) FROM message NOT INDEXED WHERE seq > ?1 AND origin <> ?2 AND recipient IN ('', ?2) "
+    "AND subject IN (SELECT value FROM json_each(?3))"
 )
 _INSERT = (
-    "INSERT INTO message (at, origin, subject, message_id, headers, body) VALUES (?, ?, ?, ?, ?, ?) "
+    "INSERT INTO message (at, origin, recipient, subject, message_id, headers, body) VALUES (?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT DO NOTHING"
 )
 _LISTENERS = "SELECT name, origin, subjects, places, read_to FROM listener WHERE seen_at > ? AND seen_at <= ?"
@@ -45,8 +44,8 @@ _YOUNG = "SELECT seq FROM message WHERE at > ? ORDER BY seq LIMIT 1"
 _headers = json.Decoder(dict[str, str])
 _subjects = json.Decoder(frozenset[str])
 
-Message = tuple[str, str, str | None, str, bytes]
-"""Origin, subject, id, headers as JSON, body."""
+Message = tuple[str, str, str, str | None, str, bytes]
+"""Origin, the only one that it concerns or "", subject, id, headers as JSON, body."""
 Row = tuple[int, str, Delivery]
 """A message as it was found: number, origin, and what is delivered."""
 
@@ -59,6 +58,11 @@ class Listener(Struct, frozen=True):
     subjects: frozenset[str]
     places: int
     read_to: int
+
+
+def topic_of(subject: str, recipient: str = "") -> str:
+    """The topic of messages on a subject: of those for all, or of those for one recipient."""
+    return f"{MESSAGE_TOPIC}{subject} {recipient}" if recipient else MESSAGE_TOPIC + subject
 
 
 def last(connection: apsw.Connection) -> int:
@@ -74,7 +78,7 @@ def news(
     if end <= after:
         return after, []
     return end, [
-        (seq, sender, Delivery(subject, body, _headers.decode(headers) if headers != "{}" else {}))
+        (seq, sender, Delivery(subject, body, _headers.decode(headers) if headers != "{}" else {}, sender=sender))
         for seq, sender, subject, headers, body in query(
             connection, _NEWS, (after, end, origin, _listed(subjects), limit)
         )
@@ -96,13 +100,13 @@ def publish_batch(transaction: Transaction, wanted: list[Message]) -> list[bool]
     connection = transaction.connection
     room = _Room(connection, transaction.now)
     answers = []
-    for origin, subject, name, headers, body in wanted:
-        may = room.is_there(subject, origin)
+    for origin, recipient, subject, name, headers, body in wanted:
+        may = room.is_there(subject, origin, recipient)
         if may:
-            connection.execute(_INSERT, (transaction.now.steady, origin, subject, name, headers, body))
+            connection.execute(_INSERT, (transaction.now.steady, origin, recipient, subject, name, headers, body))
             if connection.changes():
-                room.take(subject, origin)
-                transaction.touched.add(TOPIC)
+                room.take(subject, origin, recipient)
+                transaction.touched.add(topic_of(subject, recipient))
         answers.append(may)
     return answers
 
@@ -122,15 +126,19 @@ class _Room:
             since = query(self._connection, _UNREAD, (one.read_to, one.origin, _listed(one.subjects))).get
         return one.places - since
 
-    def is_there(self, subject: str, origin: str) -> bool:
-        return all(self._left[one.name] > 0 for one in self._hearing(subject, origin))
+    def is_there(self, subject: str, origin: str, recipient: str) -> bool:
+        return all(self._left[one.name] > 0 for one in self._hearing(subject, origin, recipient))
 
-    def take(self, subject: str, origin: str) -> None:
-        for one in self._hearing(subject, origin):
+    def take(self, subject: str, origin: str, recipient: str) -> None:
+        for one in self._hearing(subject, origin, recipient):
             self._left[one.name] -= 1
 
-    def _hearing(self, subject: str, origin: str) -> list[Listener]:
-        return [one for one in self._listeners if subject in one.subjects and one.origin != origin]
+    def _hearing(self, subject: str, origin: str, recipient: str) -> list[Listener]:
+        return [
+            one
+            for one in self._listeners
+            if subject in one.subjects and one.origin != origin and recipient in ("", one.origin)
+        ]
 
 
 def refresh_batch(transaction: Transaction, wanted: list[tuple[str, list[Listener]]]) -> list[list[Listener]]:
@@ -150,14 +158,14 @@ def refresh_batch(transaction: Transaction, wanted: list[tuple[str, list[Listene
     there = listeners(connection, now)
     _trim(connection, now, there)
     if is_news:  # a mere sign of life wakes no sender
-        transaction.touched.add(TOPIC)
+        transaction.touched.add(ROOM_TOPIC)
     return [there] * len(wanted)
 
 
 def leave_batch(transaction: Transaction, wanted: list[str]) -> list[None]:
     """Remove the subscriptions of these origins."""
     transaction.connection.executemany("DELETE FROM listener WHERE origin = ?", [(origin,) for origin in wanted])
-    transaction.touched.add(TOPIC)
+    transaction.touched.add(ROOM_TOPIC)
     return [None] * len(wanted)
 
 

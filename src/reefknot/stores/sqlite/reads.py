@@ -4,12 +4,14 @@ changes.
 
 In WAL mode a reader never waits for the writer, nor the writer for a reader. Every read is bounded in time.
 
-Commits of this process wake the waiters of their topic at once. Commits of other processes are noticed by `PRAGMA
-data_version`, which costs microseconds: after the kernel reports a write to the file, and rarely otherwise; every 25 ms
-where the kernel reports nothing; and only while a task waits.
+Commits of this process wake the waiters of their topic at once, and those of other processes call this one by the table
+of waiting processes (`WaitTable`). Where there is none, they are noticed by `PRAGMA data_version`, which costs
+microseconds: after the kernel reports a write to the file; every 25 ms where the kernel reports nothing; and only while
+a task waits. Every half second it is read in any case.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,10 +23,15 @@ from reefknot.core.time import Moment
 from reefknot.errors import StoreError, StoreReplacedError, StoreUnavailableError
 from reefknot.runtime.changes import FileChanges, Waiters
 from reefknot.runtime.forks import FORKS, opened_before_fork
-from reefknot.runtime.sqlite_files import close_connection, translated
+from reefknot.runtime.sqlite_files import busy_handler, close_connection, translated
 from reefknot.stores.sqlite.transaction import Handler
+from reefknot.stores.sqlite.wait_table import BUCKETS, WaitTable, bucket_of
 
 R = TypeVar("R")
+
+QUICK_S = 0.01
+QUICK_IN_A_ROW = 8
+"""Number of reads in a row within `QUICK_S` that make a disk a quick one."""
 
 
 class Reader:
@@ -47,16 +54,16 @@ class Reader:
         self._pool = None if inline else ThreadPoolExecutor(1, thread_name_prefix="reefknot-reader")
         self._connection: apsw.Connection | None = None
         self._closed = False
+        self._quick = 0
+        """Quick reads in a row."""
+        self._busy_handler = busy_handler(patience)
         self._generation = FORKS.generation
         self._in_use = FORKS.in_use()
 
     async def read(self, function: Callable[[apsw.Connection], R], *, patience: float | None = None) -> R:
         """The function's result. Each of its statements sees a snapshot."""
         patience = self._patience if patience is None else patience
-        if self._generation != FORKS.generation:
-            raise opened_before_fork(f"sqlite:{self._path}")
-        if self._closed:
-            raise StoreUnavailableError(f"sqlite:{self._path}", "it is closed", "open it again")
+        self._check_open()
         if self._pool is None:
             return self._run(function)
         running = asyncio.get_running_loop().run_in_executor(self._pool, self._run, function)
@@ -69,6 +76,35 @@ class Reader:
             problem = f"a read has not finished within {patience:g} s"
             raise StoreUnavailableError(f"sqlite:{self._path}", problem, "ask for less, or try again") from error
 
+    async def look(self, function: Callable[[apsw.Connection], R]) -> R:
+        """
+        The result of a function that reads a few rows.
+
+        It runs in the loop, where a thread would take longer to begin than to read. While the disk is slow, or the
+        connection is in use, it runs in the thread as any other.
+        """
+        self._check_open()
+        connection = self._connection
+        if self._quick < QUICK_IN_A_ROW or connection is None or not self._in_use.acquire(blocking=False):
+            return await self.read(function)
+        try:
+            connection.set_busy_timeout(0)
+            return self._timed(function, connection)
+        except apsw.BusyError:
+            self._quick = 0
+        except (apsw.Error, OSError, UnicodeDecodeError) as error:
+            raise translated(error, self._path) from error
+        finally:
+            connection.set_busy_handler(self._busy_handler)
+            self._in_use.release()
+        return await self.read(function)
+
+    def _check_open(self) -> None:
+        if self._generation != FORKS.generation:
+            raise opened_before_fork(f"sqlite:{self._path}")
+        if self._closed:
+            raise StoreUnavailableError(f"sqlite:{self._path}", "it is closed", "open it again")
+
     def _run(self, function: Callable[[apsw.Connection], R]) -> R:
         try:
             with self._in_use:
@@ -76,9 +112,16 @@ class Reader:
                 if self._connection is None:
                     self._connection = self._connect()
                     self._connection.execute("PRAGMA query_only = ON; PRAGMA cache_size = -2000")
-                return function(self._connection)
+                return self._timed(function, self._connection)
         except (apsw.Error, OSError, UnicodeDecodeError) as error:
             raise translated(error, self._path) from error
+
+    def _timed(self, function: Callable[[apsw.Connection], R], connection: apsw.Connection) -> R:
+        began = time.monotonic()
+        try:
+            return function(connection)
+        finally:
+            self._quick = self._quick + 1 if time.monotonic() - began < QUICK_S else 0
 
     async def close(self) -> None:
         if self._closed:
@@ -112,9 +155,10 @@ class ChangeWatcher(Waiters):
     """
     Wakes tasks that wait for a change of the store. Belongs to the loop that opened the store.
 
-    A commit of this process wakes the waiters of its topics. A commit of another process may be about anything, and
-    wakes all waiters. The two are distinguished by counting: the file counts all transactions that touched a topic, and
-    the writer its own. A transaction that touched no topic, such as a renewed status, wakes no waiter in any process.
+    A commit of this process wakes the waiters of its topics, and so does one of another process that calls this one. A
+    commit that is found by a look at the file may be about anything, and wakes all waiters. Own ones are distinguished
+    by counting: the file counts all transactions that touched a topic, and the writer its own. A transaction that
+    touched no topic, such as a renewed status, wakes no waiter in any process.
     """
 
     def __init__(
@@ -124,6 +168,7 @@ class ChangeWatcher(Waiters):
         *,
         own_transactions: Callable[[], int],
         is_writing: Callable[[], bool],
+        table: WaitTable,
         check_file: Callable[[], None] = lambda: None,
     ) -> None:
         """
@@ -140,6 +185,11 @@ class ChangeWatcher(Waiters):
         self._own_at_last_write = 0
         self._connection: apsw.Connection | None = None
         self._file = FileChanges(f"{path}-wal", self._written)
+        self._table = table
+        self._topics: list[dict[str, int]] = [{} for _ in range(BUCKETS)]
+        """By their number in the table: the topics with waiters here, and how many."""
+        self._called_by: asyncio.AbstractEventLoop | None = None
+        """The loop that is called when another process has touched a topic with waiters here."""
         self._version: object = None
         self._foreign: int | None = None
         """The most transactions of other processes that were ever counted."""
@@ -156,13 +206,29 @@ class ChangeWatcher(Waiters):
         """A future that is done after the next change of a topic ("": of any). Read after entering, not before."""
         with super().listening(*topics) as future:
             loop = asyncio.get_running_loop()
-            if self._closed:
-                future.set_result(None)  # a later read raises that the store is closed
-            elif self._timer is None:
-                self._loop = loop
-                self._look()
-                self._timer = loop.call_later(self._pause(loop), self._poll, loop)
-            yield future
+            for topic in topics:
+                bucket = bucket_of(topic)
+                self._topics[bucket][topic] = self._topics[bucket].get(topic, 0) + 1
+                self._table.wait_for(bucket)
+            try:
+                if self._closed:
+                    future.set_result(None)  # a later read raises that the store is closed
+                elif self._timer is None:
+                    self._loop = loop
+                    self._look()
+                    self._timer = loop.call_later(self._pause(loop), self._poll, loop)
+                yield future
+            finally:
+                for topic in topics:
+                    self._unlisten(topic)
+
+    def _unlisten(self, topic: str) -> None:
+        bucket = bucket_of(topic)
+        known = self._topics[bucket]
+        known[topic] -= 1
+        if not known[topic]:
+            del known[topic]
+        self._table.leave(bucket)
 
     def changed(self, topics: set[str]) -> None:
         """Wake the waiters of these topics, in which this process has committed changes, and those of any change."""
@@ -175,6 +241,7 @@ class ChangeWatcher(Waiters):
             self._timer.cancel()
             self._timer = None
         self._file.stop()
+        self._hang_up()
         self.wake_all()
         if self._connection is not None:
             close_connection(self._connection)
@@ -182,8 +249,35 @@ class ChangeWatcher(Waiters):
 
     def let_go(self) -> None:
         """In a fork: stop watching. The watch and the connection belong to the parent."""
-        self._closed, self._timer = True, None
+        self._closed, self._timer, self._called_by = True, None, None
         self._file.let_go()
+
+    def _is_called(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether other processes call this one, as long as it stays so: then the log need not be watched."""
+        if self._table.is_lost:
+            self._hang_up()
+            self._table.open_again()
+        if not self._table.is_in_order:
+            self._hang_up()
+            return False
+        if self._called_by is None:
+            try:
+                loop.add_reader(self._table.descriptor, self._answer)
+            except (OSError, RuntimeError, ValueError):  # a loop without readers
+                return False
+            self._called_by = loop
+            self._file.stop()
+        return True
+
+    def _hang_up(self) -> None:
+        loop, self._called_by = self._called_by, None
+        if loop is not None and not loop.is_closed():
+            loop.remove_reader(self._table.descriptor)
+
+    def _answer(self) -> None:
+        """Wake the waiters of the topics for which this process was called."""
+        for bucket in self._table.take():
+            self.wake(*self._topics[bucket])
 
     def _written(self) -> None:
         """
@@ -214,8 +308,10 @@ class ChangeWatcher(Waiters):
             self._timer = None
             self._file.stop()
             return
+        if self._called_by is not None:
+            self._answer()  # a call may have been lost
         if self._look():
-            self._poll_fast_until = loop.time() + FAST_POLL_FOR_S
+            self._poll_fast_until = loop.time() + (0.0 if self._called_by else FAST_POLL_FOR_S)
             self.wake_all()
         self._timer = loop.call_later(self._pause(loop), self._poll, loop)
 
@@ -224,7 +320,7 @@ class ChangeWatcher(Waiters):
             return BUSY_POLL_S if self._is_writing() else FAST_POLL_S
         if loop.time() < self._commit_due_until:
             return POLL_S
-        return RARE_POLL_S if self._file.start(loop) else POLL_S
+        return RARE_POLL_S if self._is_called(loop) or self._file.start(loop) else POLL_S
 
     def _look(self) -> bool:
         """Whether another process has committed since the last check, or the file is no longer in place."""
@@ -266,15 +362,19 @@ class StoreContext:
     opens no connection of its own.
     """
 
-    __slots__ = ("_reader", "listening", "now", "submit", "waiters", "watch")
+    __slots__ = ("_reader", "listening", "look", "now", "post", "submit", "waiters", "watch")
 
-    def __init__(self, submit: Submit, reader: Reader, watcher: ChangeWatcher, now: Callable[[], Moment]) -> None:
+    def __init__(
+        self, submit: Submit, reader: Reader, watcher: ChangeWatcher, now: Callable[[], Moment], table: WaitTable
+    ) -> None:
         self._reader = reader
+        self.post = table.post
         self.now = now
         self.waiters = watcher
         # Bound once: every request looks them up.
         self.submit = submit
         self.listening = watcher.listening
+        self.look = reader.look
         self.watch = watcher.watch
 
     async def write(self, handler: Handler[Any, R], argument: Any) -> R:

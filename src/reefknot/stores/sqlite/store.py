@@ -51,6 +51,7 @@ from reefknot.stores.sqlite.idempotency import SqliteIdempotencyStore
 from reefknot.stores.sqlite.reads import ChangeWatcher, Reader, StoreContext
 from reefknot.stores.sqlite.transport import SqliteTransport
 from reefknot.stores.sqlite.upkeep import RetentionLock, back_up, check_file, compact, newest_record_at
+from reefknot.stores.sqlite.wait_table import WaitTable
 from reefknot.stores.sqlite.work import SqliteLeases, SqliteWorkQueue
 from reefknot.stores.sqlite.writer import Writer
 
@@ -86,6 +87,7 @@ class SqliteStore:
         self.path = str(Path(path).absolute())
         self.identity = f"sqlite:{os.path.realpath(self.path)}"
         self.read_only = read_only
+        self._inline = inline
         self._machine_clock = clock
         self._timeline = Timeline(steady=clock.now(), wall=clock.wall())
         self._file: open_files.OpenedFile | None = None
@@ -93,20 +95,22 @@ class SqliteStore:
         self._patience = patience
         self._open = partial(open_connection, self.path, patience=patience, opener=opener, synchronous=synchronous)
         files: dict[str, Any] = {"path": self.path, "check_file": self._check_file}
+        self._table = WaitTable(self.path)
         self._watcher = ChangeWatcher(
             self._connect,
             own_transactions=lambda: self._writer.transactions,
             is_writing=lambda: self._writer.is_busy,
+            table=self._table,
             **files,
         )
         files |= {"patience": patience, "inline": inline}
         first = partial(patiently, self._connect_first, self.path, patience)
-        self._writer = Writer(first, self._now, on_commit=self._watcher.changed, **files)
+        self._writer = Writer(first, self._now, on_commit=self._watcher.changed, table=self._table, **files)
         self._reader = Reader(self._connect, **files)
         self._retention_lock = RetentionLock(self.path)
         self._opened: open_files.Identity | None = None
         submit = self._refuse_write if read_only else self._writer.submit
-        self._context = context = StoreContext(submit, self._reader, self._watcher, self._now)
+        self._context = context = StoreContext(submit, self._reader, self._watcher, self._now, self._table)
         self.audit = SqliteAuditLog(context)
         self.idempotency = SqliteIdempotencyStore(
             context,
@@ -187,6 +191,8 @@ class SqliteStore:
             await self._context.read(self._read_first)
         else:
             await self._writer.start()
+            if not self._inline:
+                self._table.open()
         if self._opened is None:
             self._opened = open_files.store_opened(self.path)
         return self
@@ -216,6 +222,7 @@ class SqliteStore:
         self._watcher.close()
         await self._writer.close()
         await self._reader.close()
+        self._table.close()
         self._retention_lock.release()
         opened, self._opened = self._opened, None
         open_files.store_closed(opened)
@@ -223,6 +230,7 @@ class SqliteStore:
     def _let_go(self) -> None:
         """In a fork: leave everything to the parent. Calls are refused by the writer and the reader."""
         self._watcher.let_go()
+        self._table.let_go()
         self._retention_lock.release()
 
     @property

@@ -24,6 +24,7 @@ from reefknot.errors import ReefknotError
 from reefknot.idempotency.model import KeyRecord
 from reefknot.queue.model.work import WorkItem, WorkState, stage_of
 from reefknot.runtime.sqlite_files import close_connection, immediate
+from reefknot.stores.sqlite.wait_table import AUDIT_TOPIC
 
 _Key = tuple[Any, ...]
 _counted = attrgetter("resource_class", "state", "pool", "priority", "tenant_id", "reason", "kind", "source")
@@ -335,7 +336,7 @@ class Transaction:
         self.connection.executemany(_EXTEND_BLOCK, [(block, *times) for block, times in blocks.items()])
         self.connection.execute("UPDATE audit_head SET sequence = ?, hash = ?", (head.sequence, head.hash))
         self._events.clear()
-        self.touched.add("audit")
+        self.touched.add(AUDIT_TOPIC)
         return head
 
 
@@ -345,11 +346,12 @@ Handler = Callable[[Transaction, list[A]], Sequence[R | ReefknotError]]
 
 def write_apart(
     connect: Callable[[], apsw.Connection], now: Callable[[], Moment], handler: Handler[A, R], requests: list[A]
-) -> None:
+) -> set[str]:
     """
     Write requests in a transaction of its own, on a connection of its own, as another process would.
 
-    For threads without the loop that the writer answers to, and while that loop is blocked.
+    For threads without the loop that the writer answers to, and while that loop is blocked. Returns the topics that it
+    has touched.
     """
     connection = connect()
     try:
@@ -357,6 +359,7 @@ def write_apart(
             transaction = Transaction(connection, now(), RecordCaches())
             handler(transaction, requests)
             transaction.flush()
+        return transaction.touched
     finally:
         close_connection(connection)
 

@@ -22,6 +22,7 @@ import apsw
 from msgspec import json
 
 from reefknot.errors import ReefknotError
+from reefknot.queue.model.messages import ACK, RESULT
 from reefknot.queue.port.transport import Delivery, Room
 from reefknot.runtime.changes import until
 from reefknot.runtime.log import error_text, logger, printable
@@ -29,11 +30,15 @@ from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import ReaderQueue, Services
 from reefknot.stores.sqlite import message_rows as rows
 from reefknot.stores.sqlite.reads import StoreContext
+from reefknot.stores.sqlite.wait_table import ROOM_TOPIC
 
 MOST = 256
 """Messages that may be unwritten at once."""
 AGAIN_S = 1.0
 """Pause before a refused message is tried again, unless a commit comes first."""
+ANSWERS = (ACK, RESULT)
+"""What these say is in the store already, so they wait for a transaction that is due anyway."""
+ANSWER_WITHIN_S = 0.01
 SEEN_EVERY_S = 1.0
 """How often a subscriber writes a sign of life and its position."""
 CLOSE_S = 5.0
@@ -59,13 +64,14 @@ class Outgoing:
 
     async def put(self, name: str, message: rows.Message) -> None:
         """Queue a message, as soon as there is room."""
-        while self._on_the_way >= MOST or self._full[message[1]]:
+        while self._on_the_way >= MOST or self._full[message[2]]:
             self._moved.clear()
             await self._moved.wait()
         self._send((name, message))
 
     def _send(self, one: Named) -> asyncio.Future[bool]:
-        future: asyncio.Future[bool] = self._context.submit(rows.publish_batch, one[1])
+        within = ANSWER_WITHIN_S if one[1][2] in ANSWERS else 0.0
+        future: asyncio.Future[bool] = self._context.submit(rows.publish_batch, one[1], within=within)
         self._on_the_way += 1
         future.add_done_callback(partial(self._written, one))
         return future
@@ -76,25 +82,25 @@ class Outgoing:
         name, message = one
         error = None if future.cancelled() else future.exception()
         if error is not None:
-            subject = printable(message[1], most=100)
+            subject = printable(message[2], most=100)
             logger().error(
                 "message to %s dropped: it could not be written to the store (%s)", subject, error_text(error)
             )
             self._failed(name)
         elif future.cancelled() or not future.result():
             self._refused.append(one)
-            self._full[message[1]] += 1
+            self._full[message[2]] += 1
             self._services.keep("messages that a subscriber has no room for", self._try_again)
 
     async def _try_again(self) -> None:
         while self._refused:
-            with self._context.listening(rows.TOPIC) as change:
+            with self._context.listening(ROOM_TOPIC) as change:
                 again = [self._refused.popleft() for _ in range(len(self._refused))]
                 try:
                     await self._sent(again)
                 finally:
                     for _, message in again:  # one that was refused again has been counted again
-                        self._full[message[1]] -= 1
+                        self._full[message[2]] -= 1
                     self._full += Counter()
                     self._moved.set()
                 if self._refused:
@@ -186,6 +192,7 @@ class SqliteTransport:
         self._connect = connect
         self._nudge = nudge
         self._origin = new_id()
+        self._nudged = f"transport {self._origin}"
         self._lines: list[_Subscription] = []
         self._other_origins: frozenset[str] = frozenset()
         self._other_subjects: frozenset[str] = frozenset()
@@ -205,18 +212,18 @@ class SqliteTransport:
         self._closed = False
 
     async def publish(
-        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = ""
+        self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, message_id: str = "", to: str = ""
     ) -> None:
         name = f"{subject} {message_id}" if message_id else ""
         if name and not self._is_new(name):
             return
-        here = [line for line in self._lines if subject in line.subjects]
+        here = [line for line in self._lines if subject in line.subjects] if to in ("", self._origin) else []
         try:
-            if not here or subject in self._other_subjects:
+            if not here or (subject in self._other_subjects and to != self._origin):
                 encoded = json.encode(headers or {}).decode()
-                await self._outgoing.put(name, (self._origin, subject, message_id or None, encoded, body))
+                await self._outgoing.put(name, (self._origin, to, subject, message_id or None, encoded, body))
             for line in here:
-                await line.unread.put((0, Delivery(subject, body, headers or {})))
+                await line.unread.put((0, Delivery(subject, body, headers or {}, sender=self._origin)))
         except BaseException:
             self._forget(name)
             raise
@@ -255,7 +262,7 @@ class SqliteTransport:
                 was_full = len(line.unread.items) == line.limit - 1
                 line.got(one[0])
                 if was_full or line.has_moved:
-                    self._nudge(rows.TOPIC)
+                    self._nudge(self._nudged)
                 yield one[1]
         finally:
             if line in self._lines:
@@ -264,13 +271,17 @@ class SqliteTransport:
 
     def _announce_anew(self) -> None:
         self._announce_at, self._is_announced = 0.0, False
-        self._nudge(rows.TOPIC)
+        self._nudge(self._nudged)
+
+    def _topics(self) -> set[str]:
+        subjects = {subject for line in self._lines for subject in line.subjects}
+        return {rows.topic_of(subject, recipient) for subject in subjects for recipient in ("", self._origin)}
 
     async def _follow(self) -> None:
         """Fetch messages of other processes, and write the position for their senders."""
         loop = asyncio.get_running_loop()
         while not self._closed:
-            with self._context.listening(rows.TOPIC) as change:
+            with self._context.listening(self._nudged, *self._topics()) as change:
                 try:
                     more = await self._fetch()
                     if loop.time() >= self._announce_at or any(line.has_moved for line in self._lines):
@@ -290,7 +301,7 @@ class SqliteTransport:
             return False
         start = min(line.fetched for line in lines)
         subjects = frozenset().union(*(line.subjects for line in lines))
-        last, found = await self._context.read(
+        last, found = await self._context.look(
             partial(rows.news, origin=self._origin, after=start, subjects=subjects, limit=PAGE)
         )
         if any(origin not in self._other_origins for _, origin, _ in found):
@@ -331,7 +342,7 @@ class SqliteTransport:
         for line, one in lines:
             line.announced_to = max(line.announced_to, one.read_to)
         if any(line.has_moved for line in self._lines) or not self._is_announced:
-            self._nudge(rows.TOPIC)
+            self._nudge(self._nudged)
 
     def _know(self, listeners: list[rows.Listener], looked: int) -> None:
         """

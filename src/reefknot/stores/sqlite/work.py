@@ -2,13 +2,13 @@
 The work queue of a SQLite store: one row for each piece of work.
 
 A claim is one `UPDATE … RETURNING`. What is due later is kept out of the index that claims read, and enters it when its
-time comes: a long line of waiting retries costs a claim nothing. A waiter is woken by the commit that concerns it: in
-this process by topic, for commits of other processes by any change of the file.
+time comes: a long line of waiting retries costs a claim nothing. A waiter is woken by the commit that concerns it, in
+whatever process that is made.
 """
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any
@@ -36,7 +36,6 @@ from reefknot.queue.port.work_queue import (
     WorkSnapshot,
     events_to_keep,
 )
-from reefknot.runtime.changes import until
 from reefknot.runtime.sqlite_files import close_connection, immediate
 from reefknot.runtime.tasks import Services
 from reefknot.stores.sqlite import admission
@@ -46,7 +45,7 @@ from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import Transaction, each, write_apart
 from reefknot.stores.sqlite.work_by_filter import WorkByFilter
-from reefknot.stores.wakeups import CLASS_TOPIC, ENDED_TOPIC, LEASES_TOPIC, LOOK_S, WakingQueue
+from reefknot.stores.wakeups import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC, LOOK_S, WakingQueue
 
 _OWNERS = (
     "SELECT owner FROM work INDEXED BY work_leased WHERE state = 'running' "
@@ -86,7 +85,7 @@ class SqliteLeases:
 
     def give_back(self, held: Sequence[Held]) -> None:
         back: Sequence[Settlement] = [Settlement(one.id, one.owner, one.fence, core.Interrupted()) for one in held]
-        write_apart(self._connect, self._context.now, _settle_batch, [back])
+        self._context.post(write_apart(self._connect, self._context.now, _settle_batch, [back]))
 
 
 @each
@@ -132,8 +131,10 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
         WakingQueue.__init__(self, context.waiters)
         self._awaited: dict[str, set[asyncio.Future[WorkItem]]] = {}
         """By id: the waiters for the end of an item."""
+        self._to_look_for: list[str] = []
+        """The ids whose waiters were woken, and have not looked yet."""
+        self._asked = asyncio.Event()
         self._services = Services("store")
-        self._changes = ExitStack()
         self._refusing_until = 0.0
 
     async def enqueue(
@@ -206,49 +207,58 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
         return await retention.purge_work(self._context, before)
 
     async def soonest(self, classes: Sequence[str]) -> float:
-        return await self._context.read(partial(_soonest, now=self._context.now(), classes=classes))
+        return await self._context.look(partial(_soonest, now=self._context.now(), classes=classes))
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
-        future: asyncio.Future[WorkItem] = asyncio.get_running_loop().create_future()
-        self._awaited.setdefault(work_id, set()).add(future)
-        if not self._services.names:
-            change = self._changes.enter_context(self._context.listening(ENDED_TOPIC))  # before the first look
-            self._services.keep("look for ended work", partial(self._watch, change))
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[WorkItem] = loop.create_future()
+        deadline = loop.time() + max(0.0, timeout)
+        self._awaited.setdefault(work_id, set()).add(over)
         try:
-            item = await self.get(work_id)
-            if item is not None and core.is_over(item):
-                return item
-            await asyncio.wait([future], timeout=max(0.0, timeout))
-            return future.result() if future.done() else None
+            while not over.done():
+                with self._context.listening(END_TOPIC + work_id) as change:
+                    self._look_for(work_id)
+                    left = max(0.0, deadline - loop.time())
+                    either: list[asyncio.Future[Any]] = [change, over]
+                    await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                    if not change.done() and not over.done():  # its time is up
+                        item = await self.get(work_id)
+                        return item if item is not None and core.is_over(item) else None
+            return over.result()
         finally:
             waiting = self._awaited.get(work_id)
             if waiting is not None:
-                waiting.discard(future)
+                waiting.discard(over)
                 if not waiting:
                     del self._awaited[work_id]
 
-    async def _watch(self, change: asyncio.Future[None]) -> None:
+    def _look_for(self, work_id: str) -> None:
+        self._to_look_for.append(work_id)
+        self._asked.set()
+        self._services.keep("look for ended work", self._look_for_ends)
+
+    async def _look_for_ends(self) -> None:
         """
         Resolve the waiters of `ended`.
 
-        One read for each change, and one every second without any, however many items are awaited. A failed read fails
-        every waiter.
+        One read for all whose waiters were woken meanwhile, and one every second for all, however many are awaited. A
+        failed read fails every waiter.
         """
         try:
             while self._awaited:
-                await until(change, LOOK_S)
-                self._changes.close()
-                change = self._changes.enter_context(self._context.listening(ENDED_TOPIC))
-                for item in await self._context.read(partial(rows.over, ids=list(self._awaited))):
-                    for future in self._awaited.pop(item.id, ()):
-                        if not future.done():
-                            future.set_result(item)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._asked.wait()
+                self._asked.clear()
+                ids, self._to_look_for = self._to_look_for or list(self._awaited), []
+                for item in await self._context.look(partial(rows.over, ids=ids)):
+                    for over in self._awaited.pop(item.id, ()):
+                        if not over.done():
+                            over.set_result(item)
         except Exception as error:
-            waiting, self._awaited = self._awaited, {}
-            for future in (one for futures in waiting.values() for one in futures if not one.done()):
-                future.set_exception(error)
-        finally:
-            self._changes.close()
+            waiting, self._awaited, self._to_look_for = self._awaited, {}, []
+            for over in (one for futures in waiting.values() for one in futures if not one.done()):
+                over.set_exception(error)
 
 
 def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued | Reject]]:

@@ -11,7 +11,8 @@ from reefknot.queue.model.work import INGEST, NO_BUDGET, Budget, HistoryEntry, W
 from reefknot.queue.port.work_queue import EVERYTHING, WorkFilter, WorkPage, WorkSnapshot
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
-from reefknot.stores.wakeups import ENDED_TOPIC, topics_of
+from reefknot.stores.sqlite.wait_table import WORK_TOPIC
+from reefknot.stores.wakeups import END_TOPIC, topics_of
 
 _FIELDS = WorkItem.__struct_fields__
 FULL = ", ".join(_FIELDS)
@@ -145,6 +146,7 @@ _history = json.Decoder(tuple[HistoryEntry, ...])
 _NO_BUDGET = json.encode(NO_BUDGET).decode()
 _STATES = {state.value: state for state in WorkState}
 _PENDING = WorkState.PENDING
+_OPEN = frozenset({_PENDING, WorkState.RUNNING})
 
 
 def listed(names: Iterable[str]) -> str:
@@ -427,11 +429,12 @@ def delete(transaction: Transaction, items: Sequence[WorkItem]) -> None:
         transaction.connection.execute(_DELETE, (listed(item.id for item in items),))
 
 
-def _count(transaction: Transaction, items: Iterable[WorkItem]) -> None:
+def _count(transaction: Transaction, items: Sequence[WorkItem]) -> None:
     """Count items as they are written. Waiters for their classes, or for their end, are woken after the commit."""
     for name, state in transaction.counts.add(items):
         # A claim is news only to those who wait for any change.
-        transaction.touched.update(topics_of(name, state, end=ENDED_TOPIC) or ("work",))
+        transaction.touched.update(topics_of(name, state, end=WORK_TOPIC) or (WORK_TOPIC,))
+    transaction.touched.update(END_TOPIC + item.id for item in items if item.state not in _OPEN)
 
 
 def item_of(row: Sequence[Any]) -> WorkItem:

@@ -6,9 +6,9 @@ loop. A lone request does not wait for others. A handler takes all requests of i
 value or an error of its own. If a whole batch fails, its requests are done one by one, so that a bad one does not
 affect the others. After a disk error nothing more is written, because it is unknown what the disk has kept.
 
-A lone request on a disk that has been quick is written by the loop itself, before its caller would wait, if no other
-process holds the file's lock: two handovers between threads take longer than such a write. A disk that is slow, and the
-checkpoints of the write-ahead log, are left to the thread.
+A lone request, or a few, on a disk that has been quick is written by the loop itself, before its caller would wait, if
+no other process holds the file's lock or waits for it: two handovers between threads take longer than such a write. A
+disk that is slow, and the checkpoints of the write-ahead log, are left to the thread.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -25,8 +26,10 @@ import apsw
 from reefknot.core.time import Moment
 from reefknot.errors import ReefknotError, StoreError, StoreUnavailableError
 from reefknot.runtime.forks import FORKS, opened_before_fork
-from reefknot.runtime.sqlite_files import busy_handler, close_connection, is_fatal, translated
+from reefknot.runtime.sqlite_files import busy_handler, close_connection, is_fatal, pause, translated
+from reefknot.stores.sqlite.gil_yield import MAX_BLOCK_S, GilYield, has_more_to_do
 from reefknot.stores.sqlite.transaction import Handler, RecordCaches, Transaction
+from reefknot.stores.sqlite.wait_table import WaitTable
 
 A = TypeVar("A")
 K = TypeVar("K")
@@ -35,16 +38,10 @@ R = TypeVar("R")
 _Request = tuple[Handler[Any, Any], Any, asyncio.Future[Any]]
 """Handler, its argument, and the future of the answer. A bare tuple: tens of thousands are made in a second."""
 
-MAX_BLOCK_S = 0.001
-"""Longest time a loop blocks for one transaction."""
-PAUSE_AFTER_TIMEOUT_S = 0.02
-"""Time without blocking after a failed try, because other processes hold the file's lock."""
-NUDGE_S = 0.00015
-"""Sleep of a loop that lets the thread have the GIL."""
-MIN_GAP_S = 0.0003
-MAX_GAP_S = 0.004
-"""Time between two such sleeps; doubled as long as the thread makes no progress."""
-
+MOST_HERE = 16
+"""Most requests that a loop writes itself."""
+TURN_S = 0.005
+"""How long the thread waits for its turn before it asks for the file's lock again."""
 QUICK_S = 0.002
 QUICK_IN_A_ROW = 16
 """Number of transactions in a row within `QUICK_S` that make a disk a quick one."""
@@ -56,7 +53,8 @@ class Writer:
     """
     The only part of a store that writes.
 
-    `on_commit` gets the topics that a batch has changed. `check_file` raises when the file is not in place any more.
+    `on_commit` gets the topics that a batch has changed, in each loop that has requests in it; other processes get them
+    by the `table`. `check_file` raises when the file is not in place any more.
     `inline`: no thread, for simulations in virtual time.
     """
 
@@ -68,6 +66,7 @@ class Writer:
         path: str,
         patience: float,
         on_commit: Callable[[set[str]], None],
+        table: WaitTable,
         check_file: Callable[[], None] = lambda: None,
         inline: bool = False,
     ) -> None:
@@ -76,12 +75,16 @@ class Writer:
         self._path = path
         self._patience = patience
         self._on_commit = on_commit
+        self._turns = table
+        self._post = table.post
         self._check_file = check_file
         self._inline = inline
         self._generation = FORKS.generation
         self._submitted: deque[_Request] = deque()
-        self._unhurried: deque[_Request] = deque()
-        """Requests that wait for another one to share its transaction."""
+        self._unhurried: deque[tuple[float, _Request]] = deque()
+        """Requests that wait for another one to share its transaction, and until when."""
+        self._hurrying: tuple[asyncio.AbstractEventLoop | None, float] = (None, inf)
+        """The loop that writes them without another one, and when."""
         self._batch: list[_Request] = []
         self._batch_began = 0.0
         self._gil = GilYield()
@@ -101,7 +104,7 @@ class Writer:
         self._busy_handler = busy_handler(patience)
         self._quick = 0
         """Quick transactions in a row."""
-        self._log_pages = 0
+        self._log_pages = self._checkpointed = 0
         self._thread: threading.Thread | None = None
         self.transactions = 0
         """Transactions committed so far that touched a topic: those the file counts."""
@@ -148,8 +151,10 @@ class Writer:
             self._deliver([future], answers, touched)
             return future
         if within:
-            self._unhurried.append(request)
-            loop.call_later(within, self._hurry_for, future)
+            due = loop.time() + within
+            self._unhurried.append((due, request))
+            if self._hurrying[0] is not loop or due < self._hurrying[1]:
+                self._hurry_at(loop, due)
             return future
         self._submitted.append(request)
         if self._gil.idle and self._waking is not loop:
@@ -182,10 +187,18 @@ class Writer:
             return StoreUnavailableError(f"sqlite:{self._path}", "it is closed", "open it again")
         return opened_before_fork(f"sqlite:{self._path}")
 
-    def _hurry_for(self, future: asyncio.Future[Any]) -> None:
-        """Write the waiting requests, unless that of this future has been written: later ones have their own time."""
-        if future.cancelled() or not future.done():
+    def _hurry_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
+        self._hurrying = loop, when
+        loop.call_at(when, self._hurry_due, loop)
+
+    def _hurry_due(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Write the waiting requests, if the time of one has come."""
+        self._hurrying = None, inf
+        soonest = min((due for due, _ in self._unhurried.copy()), default=inf)
+        if soonest <= loop.time():
             self._hurry()
+        elif soonest < inf:
+            self._hurry_at(loop, soonest)
 
     def _hurry(self) -> None:
         """Write the requests that no transaction has taken along."""
@@ -199,7 +212,7 @@ class Writer:
         """Move them into a batch. The loop and the thread may both try: each request goes to one of them."""
         while self._unhurried:
             try:
-                batch.append(self._unhurried.popleft())
+                batch.append(self._unhurried.popleft()[1])
             except IndexError:
                 return
 
@@ -213,7 +226,7 @@ class Writer:
     def _write_here(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Write a lone request in this loop. False when that could make the loop wait for long, or more is waiting."""
         began, is_held_up = time.monotonic(), self._held_up is loop
-        if self._quick < QUICK_IN_A_ROW or len(self._submitted) > 1 or _has_more_to_do(loop, but=is_held_up):
+        if self._quick < QUICK_IN_A_ROW or len(self._submitted) > MOST_HERE or has_more_to_do(loop, but=is_held_up):
             return False
         if is_held_up and began - self._held_up_since > MAX_BLOCK_S:
             return False
@@ -231,6 +244,8 @@ class Writer:
     def _write_lone(self, loop: asyncio.AbstractEventLoop) -> bool:
         connection, gil = self._connection, self._gil
         assert connection is not None
+        if self._turns.is_wanted:
+            return False
         connection.set_busy_timeout(0)
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -240,9 +255,10 @@ class Writer:
             connection.set_busy_handler(self._busy_handler)
         gil.idle = False
         self._batch_began = time.monotonic()
-        while self._submitted:
-            self._batch.append(self._submitted.popleft())
-        self._answer(*self._write_out(), here=loop)
+        self._take_submitted()
+        written = self._write_out()
+        self._answer(*written, here=loop)
+        self._post(written[2])
         gil.idle = True
         if self._submitted or self._log_pages >= CHECKPOINT_PAGES:  # of another loop, or work for the thread
             gil.wake(loop, self._wakeups)
@@ -284,10 +300,9 @@ class Writer:
 
     def _write_batch(self) -> bool:
         """Write everything submitted so far and answer it. True when more has come meanwhile."""
-        batch, submitted, gil = self._batch, self._submitted, self._gil
-        while submitted:
-            batch.append(submitted.popleft())
-        if not batch:
+        submitted, gil = self._submitted, self._gil
+        self._take_submitted()
+        if not self._batch:
             gil.idle = True
             # A request may have come between the last look and the flag.
             return bool(submitted) and not self.failure
@@ -300,9 +315,14 @@ class Writer:
         if more:
             gil.idle = False
         self._answer(*written)
+        self._post(written[2])
         if self._log_pages >= 2 * CHECKPOINT_PAGES:  # under constant load the thread never rests
             self._checkpoint()
         return more
+
+    def _take_submitted(self) -> None:
+        while self._submitted:
+            self._batch.append(self._submitted.popleft())
 
     def _write_out(self) -> tuple[list[_Request], list[Any], set[str]]:
         """The batch, joined by the requests that waited for one, its answers, and the topics it has changed."""
@@ -333,8 +353,14 @@ class Writer:
                 _call(loop, self._deliver, *arguments)
 
     def _logged(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        """Note the length of the write-ahead log, in place of SQLite's own checkpoint, for which a caller waits."""
-        self._log_pages = pages
+        """
+        Note the length of the write-ahead log, in place of SQLite's own checkpoint, for which a caller waits.
+
+        What was checkpointed counts until the log restarts, which readers may put off.
+        """
+        if pages < self._checkpointed:
+            self._checkpointed = 0
+        self._log_pages = pages - self._checkpointed
         return apsw.SQLITE_OK
 
     def _checkpoint(self) -> None:
@@ -345,7 +371,7 @@ class Writer:
         assert self._connection is not None
         try:
             with self._in_use:
-                self._connection.wal_checkpoint()
+                _, self._checkpointed = self._connection.wal_checkpoint()
         except apsw.Error as error:
             if is_fatal(error):
                 self.failure = translated(error, self._path)
@@ -372,11 +398,36 @@ class Writer:
             touched |= topics
         return answers, touched
 
+    def _begin(self, connection: apsw.Connection) -> None:
+        """
+        Begin a transaction, in turn with other processes.
+
+        Only SQLite's own lock decides, which other programs know as well. But asking for it again and again would cost
+        more than the transactions do, so the process that has just released it wakes the next one that waits.
+        """
+        turns, until = self._turns, time.monotonic() + self._patience
+        connection.set_busy_timeout(0)
+        try:
+            while True:
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                    return
+                except apsw.BusyError:
+                    if time.monotonic() > until:
+                        raise
+                if not turns.wait_for_turn(TURN_S):
+                    pause()
+        finally:
+            connection.set_busy_handler(self._busy_handler)
+
     def _transact(self, connection: apsw.Connection, batch: list[_Request]) -> tuple[list[Any], set[str]]:
         answers: list[Any] = [None] * len(batch)
         is_counted = False
         if connection.get_autocommit():
-            connection.execute("BEGIN IMMEDIATE")
+            self._begin(connection)
+            if batch is self._batch:  # what came while this waited for the lock
+                self._take_submitted()
+                answers = [None] * len(batch)
         began = time.monotonic()
         self._gil.working = True
         try:
@@ -393,6 +444,7 @@ class Writer:
             is_counted = bool(transaction.touched)
             self.transactions += is_counted  # before others see it, lest it counts as theirs
             connection.execute("COMMIT")
+            self._turns.pass_on()
             self._cache.committed()
             self._quick = self._quick + 1 if time.monotonic() - began < QUICK_S else 0
         except BaseException:
@@ -432,70 +484,3 @@ def _indexes_by_kind(kinds: Sequence[K]) -> dict[K, list[int]]:
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
     with suppress(RuntimeError):  # the loop is closed: no caller is left
         loop.call_soon_threadsafe(function, *arguments)
-
-
-class GilYield:
-    """
-    Lets the writer thread have the interpreter's lock (the GIL) while the event loop is busy.
-
-    Everything the thread does before it goes to the disk needs the GIL, and two threads that compete for it are slower
-    than one after the other. So a loop that has more to do blocks after it has woken the thread, for a millisecond at
-    most, until the thread goes to the disk. A thread that comes back from the disk has to ask for the GIL again, and
-    may ask for seconds: a busy loop frees the lock at every turn and takes it back before the thread is awake. So the
-    loop sleeps for 150 µs now and then, at growing intervals, until the thread has no more to do.
-
-    The thread reports its state through the public fields.
-    """
-
-    def __init__(self) -> None:
-        self.idle = True
-        """The thread waits to be woken."""
-        self.working = False
-        """The thread has the file's lock and is not on the disk: the GIL is all it can be waiting for."""
-        self.batches = 0
-        """Batches the thread has finished."""
-        self._released = threading.Lock()
-        self._released.acquire()
-        self._blocking = False
-        self._paused_until = 0.0
-        self._nudging: asyncio.AbstractEventLoop | None = None
-
-    def wake(self, loop: asyncio.AbstractEventLoop, wakeups: SimpleQueue[None]) -> None:
-        """Wake the thread that waits on `wakeups`, block a busy loop until `release`, and begin to nudge."""
-        self.idle = False
-        self._blocking = _has_more_to_do(loop) and time.monotonic() >= self._paused_until
-        wakeups.put(None)
-        if self._blocking and not self._released.acquire(timeout=MAX_BLOCK_S):
-            self._blocking = False
-            if not self.working:
-                self._paused_until = time.monotonic() + PAUSE_AFTER_TIMEOUT_S
-        if self._nudging is not loop:
-            self._nudging = loop
-            loop.call_later(MIN_GAP_S, self.nudge, loop, MIN_GAP_S, self.batches)
-
-    def nudge(self, loop: asyncio.AbstractEventLoop, gap: float, batches: int) -> None:
-        """Sleep in a busy loop so that the thread gets the GIL, and come back after a gap until the thread is idle."""
-        if self._nudging is not loop:
-            return
-        if self.idle:
-            self._nudging = None
-            return
-        if _has_more_to_do(loop):
-            time.sleep(NUDGE_S)
-        makes_progress = self.working or self.batches != batches
-        gap = MIN_GAP_S if makes_progress else min(2 * gap, MAX_GAP_S)
-        loop.call_later(gap, self.nudge, loop, gap, self.batches)
-
-    def release(self) -> None:
-        """Unblock the loop: the thread goes to the disk, or gives up."""
-        self.working = False
-        if self._blocking:
-            self._blocking = False
-            if self._released.locked():
-                self._released.release()
-
-
-def _has_more_to_do(loop: asyncio.AbstractEventLoop, but: int = 0) -> bool:
-    """Whether the loop goes on at once instead of waiting. A hint: a loop without `_ready` counts as busy."""
-    ready = getattr(loop, "_ready", None)
-    return ready is None or len(ready) > but

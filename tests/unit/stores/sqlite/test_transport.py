@@ -140,7 +140,7 @@ async def test_a_listener_that_is_not_seen_any_more_holds_up_no_one_and_one_that
     far.subscribe("a", limit=1)
     await fleet.cleared(far)
     assert far._services.cancel()  # its process is frozen
-    message = (near._origin, "a", None, "{}", b"")
+    message = (near._origin, "", "a", None, "{}", b"")
     assert [await near._context.write(messages.publish_batch, message) for _ in range(2)] == [True, False]
     fleet.clock.advance(messages.GONE_AFTER_MS / 1000 + 1)
     assert await near._context.write(messages.publish_batch, message) is True
@@ -173,7 +173,8 @@ async def test_a_message_that_a_living_listener_has_not_read_stays_longer_but_no
 async def test_what_is_left_of_an_earlier_boot_goes_at_once_and_its_numbers_are_not_given_again(fleet: Fleet) -> None:
     (end,), later = fleet.ends, int(fleet.clock.now() * 1000) + 10_000_000
     fleet.ask(
-        f"INSERT INTO message (at, origin, subject, headers, body) VALUES ({later}, 'gone', 'a', '{{}}', x'');"
+        "INSERT INTO message (at, origin, recipient, subject, headers, body) "
+        f"VALUES ({later}, 'gone', '', 'a', '{{}}', x'');"
         f"INSERT INTO listener VALUES ('gone', 'gone', '[\"a\"]', 1, 0, {later})"
     )
     line = end.subscribe("a")

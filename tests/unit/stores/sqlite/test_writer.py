@@ -16,8 +16,9 @@ from reefknot.errors import StoreError
 from reefknot.idempotency.model import Claimed, ClaimRequest, Done
 from reefknot.queue.model.work import WorkDone, WorkItem
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
-from reefknot.stores.sqlite import SqliteStore, reads, writer
+from reefknot.stores.sqlite import SqliteStore, gil_yield, reads, writer
 from reefknot.stores.sqlite.transaction import SIZES, BulkStatement, Transaction, each
+from reefknot.stores.sqlite.wait_table import WaitTable
 from tests.unit.stores.sqlite.stores_on_a_file import by_hand, locked, opened, waits_for_the_lock
 
 pytestmark = pytest.mark.real_time
@@ -56,7 +57,7 @@ async def blocked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]
 
     async with opened(path) as store:
         monkeypatch.setattr(store._writer._gil, "_released", NeverReleased())
-        monkeypatch.setattr(writer, "_has_more_to_do", lambda loop: True)
+        monkeypatch.setattr(gil_yield, "has_more_to_do", lambda loop: True)
         given = []
         for key in ("a", "b", "c"):
             asked.clear()
@@ -76,7 +77,7 @@ async def blocked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]
 async def test_a_loop_that_blocked_in_vain_rests(
     path: Path, monkeypatch: pytest.MonkeyPatch, pause: float, blocks: list[bool]
 ) -> None:
-    monkeypatch.setattr(writer, "PAUSE_AFTER_TIMEOUT_S", pause)
+    monkeypatch.setattr(gil_yield, "PAUSE_AFTER_TIMEOUT_S", pause)
     assert await blocked_for(path, monkeypatch) == blocks
 
 
@@ -87,19 +88,25 @@ def _nothing(transaction: Transaction, name: str) -> str:
 
 async def test_a_request_with_company_hurries_no_later_one(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its time may end while the next one waits for company: that would be a transaction for nothing."""
-    due: list[tuple[Any, ...]] = []
+    loop, writer_ = asyncio.get_running_loop(), store._writer
+    now, due = loop.time(), list[tuple[Any, ...]]()
     with monkeypatch.context() as patched:
-        patched.setattr(asyncio.get_running_loop(), "call_later", lambda _, *call: due.append(call))
-        first = store._writer.submit(_nothing, ("first",), within=60)
-        (ends_first,) = due
+        patched.setattr(loop, "call_at", lambda _, *call: due.append(call))
+        patched.setattr(loop, "time", lambda: now)
+        first = writer_.submit(_nothing, ("first",), within=60)
+        patched.undo()
         await store.idempotency.claim("k", owner="me")
         assert await first == "first"
-        due.clear()
-        second = store._writer.submit(_nothing, ("second",), within=60)
-        (ends_second,) = due
-    ends_first[0](*ends_first[1:])
-    assert (len(store._writer._unhurried), len(store._writer._submitted)) == (1, 0), "it has its own time"
-    ends_second[0](*ends_second[1:])
+        patched.setattr(loop, "call_at", lambda _, *call: due.append(call))
+        patched.setattr(loop, "time", lambda: now + 30)
+        second = writer_.submit(_nothing, ("second",), within=60)
+        (ends_first,) = due
+        patched.setattr(loop, "time", lambda: now + 60)
+        ends_first[0](*ends_first[1:])
+        assert (len(writer_._unhurried), len(writer_._submitted)) == (1, 0), "it has its own time"
+        _, ends_second = due
+        patched.setattr(loop, "time", lambda: now + 90)
+        ends_second[0](*ends_second[1:])
     assert await second == "second"
 
 
@@ -138,7 +145,7 @@ async def test_a_busy_loop_nudges_in_a_write(store: SqliteStore, path: Path, mon
         async with waits_for_the_lock(store, path):
             while len(taken) < 5:  # noqa: ASYNC110 - the loop has to be busy
                 await asyncio.sleep(0)
-        assert all(one == writer.NUDGE_S for one in taken)
+        assert all(one == gil_yield.NUDGE_S for one in taken)
         seen = len(taken)
         for _ in range(TURNS):
             await asyncio.sleep(0)
@@ -167,8 +174,8 @@ async def test_a_longer_write_has_rarer_nudges(store: SqliteStore, path: Path, m
     async with waits_for_the_lock(store, path), asyncio.timeout(10):
         while len(gaps) < 7:  # noqa: ASYNC110 - the loop has to be busy
             await asyncio.sleep(0)
-    assert (gaps[0], gaps[6]) == (writer.MIN_GAP_S, writer.MAX_GAP_S)
-    assert all(after == min(2 * before, writer.MAX_GAP_S) for before, after in pairwise(gaps[:7]))
+    assert (gaps[0], gaps[6]) == (gil_yield.MIN_GAP_S, gil_yield.MAX_GAP_S)
+    assert all(after == min(2 * before, gil_yield.MAX_GAP_S) for before, after in pairwise(gaps[:7]))
 
 
 def whose(_transaction: Any, wanted: list[Any]) -> list[int]:
@@ -313,7 +320,11 @@ class File:
         self.own_count = 0
         self._path = path
         self.watcher = reads.ChangeWatcher(
-            self._connection, str(path), own_transactions=lambda: self.own_count, is_writing=lambda: False
+            self._connection,
+            str(path),
+            own_transactions=lambda: self.own_count,
+            is_writing=lambda: False,
+            table=WaitTable(str(path)),
         )
         assert self.watcher._look() is False, "what was there before is no news"
 
