@@ -34,7 +34,7 @@ FUNCTION_CEILING = 60
 # Lines and modules of each product, with room for small changes: see docs/decisions/0059-budgets-leave-room.md.
 # Raising one needs a decision record; a product that has shrunk is lowered with it.
 BUDGETS: Mapping[str, tuple[int, int]] = {
-    "app": (2_350, 8),
+    "app": (2_450, 8),
     "audit": (4_700, 17),
     "console": (20_650, 72),
     "core": (2_100, 14),
@@ -46,7 +46,7 @@ BUDGETS: Mapping[str, tuple[int, int]] = {
     "retrying": (3_650, 13),
     "runtime": (2_650, 18),
     "steps": (3_800, 17),
-    "stores": (13_600, 44),
+    "stores": (14_750, 46),
     "testing": (4_050, 17),
 }
 # Parts of a name by which a module is a contract or a value, importable from every product.

@@ -466,8 +466,7 @@ class LocalCallers:
 
     def _claimed(self, assignment: ExecAssignment, item: WorkItem, owner: str, body: bytes) -> None:
         """Look after what was enqueued for this router."""
-        held = Held(item.id, owner, FIRST_FENCE)
-        claimed = ClaimedSubmission(assignment, held, item.deadline_at, False, body)
+        claimed = ClaimedSubmission(assignment, Held(item.id, owner, FIRST_FENCE), item.deadline_at, False, body)
         self._context.table.add(claimed, item.pool, self._context.clock.now())
 
     async def take_over(

@@ -28,7 +28,7 @@ class Extended:
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
 
-    async def owners(self, *, silent_for: float = 0.0) -> list[str]:
+    async def owners(self, *, silent_for: float = 0.0, classes: Sequence[str] = ()) -> list[str]:
         return []
 
     async def end(self, owners: object) -> int:
