@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ from reefknot.queue.model.admission import (
     admit,
     held,
     level,
+    refused_from,
     reported,
     would_miss_deadline,
 )
@@ -300,3 +302,14 @@ def test_a_level_that_people_are_told_lasts_unless_a_higher_follows(steps: list[
         if status.status is not before:
             assert status.status.severity > before.severity or now - since >= HOLD_S
             since = now
+
+
+@pytest.mark.parametrize("reject_at", [OverloadStatus.OVERLOADED, OverloadStatus.CRITICAL])
+@pytest.mark.parametrize("size", [1, 3, 10, 1000])
+def test_the_depth_from_which_arrivals_are_refused_is_the_first_at_which_admission_refuses_one(
+    size: int, reject_at: OverloadStatus
+) -> None:
+    rules = Rules(size=size, reject_at=reject_at, preempt=False)
+    refused = [isinstance(admit(QueueView(depth), NEW, rules), Reject) for depth in range(size + 1)]
+
+    assert refused_from(rules) == refused.index(True)
