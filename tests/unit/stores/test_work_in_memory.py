@@ -3,6 +3,7 @@
 from collections import Counter
 from copy import deepcopy
 from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ from msgspec import structs
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.queue.model import admission, submission
+from reefknot.queue.model.submission import in_turns
 from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import EVERYTHING, Enqueue, Enqueued, Settlement, WorkClaim, WorkFilter
+from reefknot.queue.port.work_queue import EVERYTHING, Enqueue, Enqueued, Held, Settlement, WorkClaim, WorkFilter
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.memory import MemoryStore
 from reefknot.stores.wakeups import CLASS_TOPIC, END_TOPIC, LEASES_TOPIC
-from reefknot.stores.work_in_memory.items import group_of
+from reefknot.stores.work_in_memory.items import Place, group_of
 from reefknot.stores.work_in_memory.table import WorkTable
 from reefknot.testing.conformance.harness import event, event_types
 from tests.unit.stores.random_calls import ASIDE, CLASSES, Call, RandomCalls, told
@@ -225,3 +227,76 @@ async def test_a_call_of_the_memory_engine_that_fails_half_way_leaves_nothing_be
     assert await event_types(store) == []
     assert await store.work.enqueue(items, Enqueue(accept_events=told)) == [Enqueued.ACCEPTED] * 3
     assert await event_types(store) == ["told"] * 3
+
+
+class Counting(WorkTable):
+    """A table that counts the places and leases that it looks at."""
+
+    looks = 0
+
+    def _is_ready(self, name: str, place: Place) -> bool:
+        self.looks += 1
+        return super()._is_ready(name, place)
+
+    def _lease_end(self, item: WorkItem) -> int:
+        self.looks += 1
+        return super()._lease_end(item)
+
+
+@pytest.mark.parametrize("newest_first", [False, True], ids=["oldest first", "newest first"])
+@pytest.mark.parametrize("tenants", [1, 3])
+def test_a_claim_costs_no_more_when_more_is_waiting(tenants: int, newest_first: bool) -> None:
+    """Ten claims of ten, each with its renewal, its look for the next one and its end, beside 20,000 that wait."""
+    looks = {}
+    for waiting in (200, 20_000):
+        table, now = Counting(lambda pool, wall: (0, None)), Moment(1_000_000, 1_000_000)
+        table.enqueue(
+            [WorkItem(f"w{n}", "t", "cpu", tenant_id=f"t{n % tenants}", priority=n % 2) for n in range(waiting)],
+            now=now,
+        )
+        table.looks = 0
+        for _ in range(10):
+            held = [
+                Held.of(one)
+                for one in table.claim(10, WorkClaim("me", classes=("cpu",), newest_first=newest_first), now=now)
+            ]
+            assert len(held) == 10
+            table.renew(held, now=now)
+            assert table.soonest(("cpu",), now) == 0.0
+            table.settle([Settlement(one.id, one.owner, one.fence, WorkDone('"done"')) for one in held[:5]], now=now)
+        looks[waiting] = table.looks
+
+    assert looks[20_000] <= looks[200] < 600
+
+
+def test_claims_of_either_order_take_what_a_sort_of_all_places_would_give() -> None:
+    """By priority, tenants in turns, then by age from either end; classes are one queue."""
+    rng = Random(7)
+    for newest_first in (False, True):
+        table, now = WorkTable(lambda pool, wall: (0, None)), Moment(1_000_000, 1_000_000)
+        items = [
+            WorkItem(
+                f"w{n}",
+                "t",
+                rng.choice("ab"),
+                tenant_id=rng.choice("xyz"),
+                priority=rng.randrange(3),
+                due_at=999_000 + rng.randrange(99),
+            )
+            for n in range(300)
+        ]
+        table.enqueue(items, now=now)
+        left, last = {item.id: (table.items[item.id], order) for order, item in enumerate(items)}, ""
+        while left:
+            sign = -1 if newest_first else 1
+            queues: dict[str, list[tuple[int, int, int]]] = {}
+            for item, order in left.values():
+                queues.setdefault(item.tenant_id or "", []).append((item.priority, item.due_at, order))
+            for queue in queues.values():
+                queue.sort(key=lambda one: (-one[0], sign * one[1], sign * one[2]))
+            wanted = in_turns(queues, 7, last)
+            taken = table.claim(7, WorkClaim("me", classes=("a", "b"), newest_first=newest_first), now=now)
+            assert [one.id for one in taken] == [items[order].id for _, (_, _, order) in wanted]
+            last = wanted[-1][0]
+            for one in taken:
+                del left[one.id]

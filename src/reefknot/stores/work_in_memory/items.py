@@ -8,9 +8,11 @@ what has changed (`take_changes`), or undo all of it when it could not be stored
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf
+from typing import overload
 
 from msgspec import Struct, structs
 
@@ -25,6 +27,8 @@ Place = tuple[int, int, int, str]
 """Where a pending item waits in its class: priority (negative), due time, order of arrival, id."""
 Group = tuple[str, Stage, int, str]
 """Open work is counted by pool, stage, priority and tenant."""
+_SPARE = 64
+"""Entries of a heap of lease ends that may be older than their leases, before it is built again."""
 _Extension = tuple[int, int, int]
 """Fence, end and length of a lease that was extended."""
 
@@ -46,8 +50,93 @@ def group_of(item: WorkItem) -> Group | None:
     return None if stage is None else (item.pool, stage, item.priority, item.tenant_id or "")
 
 
+class _Line:
+    """The places of one tenant in one class, in their order; those of items that wait there no more are passed by."""
+
+    __slots__ = ("name", "places")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.places: list[Place] = []
+
+    def put(self, place: Place) -> None:
+        at = bisect_left(self.places, place)
+        if at == len(self.places) or self.places[at] != place:
+            self.places.insert(at, place)
+
+    def remove(self, gone: Sequence[int]) -> None:
+        """Remove the places at these indexes, which mostly lie side by side."""
+        indexes = sorted(gone, reverse=True)
+        while indexes:
+            end = start = indexes[0]
+            length = 1
+            while length < len(indexes) and indexes[length] == start - 1:
+                start, length = start - 1, length + 1
+            del self.places[start : end + 1], indexes[:length]
+
+    def indexes(self, newest_first: bool) -> Iterator[int]:
+        """The indexes in the order in which a claim takes: by priority, then the oldest or the newest first."""
+        if not newest_first:
+            yield from range(len(self.places))
+            return
+        start = 0
+        while start < len(self.places):
+            end = bisect_left(self.places, (self.places[start][0] + 1,), lo=start)
+            yield from reversed(range(start, end))
+            start = end
+
+
+class _Turns(Sequence[Waiting]):
+    """The places of one tenant in the order of a claim. They are looked up only as far as the claim asks."""
+
+    def __init__(self, lines: Sequence[_Line], is_ready: Callable[[str, Place], bool], newest_first: bool) -> None:
+        self._is_ready = is_ready
+        self._asked = 0
+        self.found: list[tuple[_Line, int]] = []
+        self.stale: list[tuple[_Line, int]] = []
+        sign = -1 if newest_first else 1
+
+        def of_line(line: _Line) -> Iterator[tuple[tuple[int, int, int], int, _Line]]:
+            for at in line.indexes(newest_first):
+                priority, due_at, order, _ = line.places[at]
+                yield (priority, sign * due_at, sign * order), at, line
+
+        every = [of_line(line) for line in lines]
+        self._rest = every[0] if len(every) == 1 else heapq.merge(*every, key=lambda one: one[0])
+
+    def _look(self, number: int) -> None:
+        while len(self.found) < number:
+            one = next(self._rest, None)
+            if one is None:
+                return
+            _, at, line = one
+            (self.found if self._is_ready(line.name, line.places[at]) else self.stale).append((line, at))
+
+    def place(self, at: int) -> Place:
+        line, index = self.found[at]
+        return line.places[index]
+
+    def __len__(self) -> int:
+        """How many there are, as far as anyone has to know: one more than were asked for."""
+        self._look(self._asked + 1)
+        return len(self.found)
+
+    @overload
+    def __getitem__(self, at: int) -> Waiting: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Waiting]: ...
+    def __getitem__(self, at: int | slice) -> Waiting | list[Waiting]:
+        if isinstance(at, slice):
+            self._look(at.stop)
+            return [self[index] for index in range(min(at.stop, len(self.found)))]
+        self._asked = max(self._asked, at + 1)
+        self._look(self._asked)
+        priority, due_at, order, _ = self.place(at)
+        return -priority, due_at, order
+
+
 class WorkItems:
-    """Items in a dictionary, and a heap of the next ones for each class."""
+    """Items in a dictionary, and the lines of those that are due: O(log n) for a claim, however many wait."""
 
     def __init__(self, *, most_ended: int) -> None:
         self._most_ended = most_ended
@@ -65,15 +154,16 @@ class WorkItems:
         """Ended items, in the order of their ends, with the numbers of their ends."""
         self._ends = 0
         self._running: set[str] = set()
-        self._next_lease_end = inf
-        """No lease runs out before; after a renewal it may be later."""
+        self._lease_ends: dict[str, list[tuple[int, str]]] = {}
+        """By class: heaps of the ends of leases and their items. An entry may be older than the lease."""
         self._open: Counter[Group] = Counter()
         self._group: dict[str, Group] = {}
         """By id: the group in which open work is counted."""
         self._last_tenant = self._last_tenant_before = ""
         self._arrivals = 0
         self._order: dict[str, int] = {}
-        self._ready: dict[str, list[Place]] = {}
+        self._ready: dict[str, dict[str, _Line]] = {}
+        """By class and tenant."""
         self._later: list[tuple[int, int, str]] = []
         self._extended: dict[str, _Extension] = {}
         """By id: leases that another thread has extended, while the loop was blocked."""
@@ -134,7 +224,7 @@ class WorkItems:
             heapq.heappush(self._later, (item.due_at, self._order[item.id], item.id))
         elif item.state is WorkState.RUNNING:
             self._running.add(item.id)
-            self._next_lease_end = min(self._next_lease_end, item.lease_until)
+            self._note_lease_end(item)
         elif item.state in ENDED:
             self._ended[item.id] = self._ends
             self._ends += 1
@@ -230,36 +320,78 @@ class WorkItems:
             return item
         return structs.replace(item, lease_until=until, lease_ms=lease_ms)
 
+    def _note_lease_end(self, item: WorkItem) -> None:
+        heap = self._lease_ends.setdefault(item.resource_class, [])
+        heapq.heappush(heap, (item.lease_until, item.id))
+        if len(heap) > 2 * len(self._running) + _SPARE:
+            live = (self.items[one] for one in self._running)
+            heap[:] = [(self._lease_end(one), one.id) for one in live if one.resource_class == item.resource_class]
+            heapq.heapify(heap)
+
+    def _first_lease_end(self, name: str) -> tuple[int, str] | None:
+        """The first end of a lease in a class, and its item."""
+        heap = self._lease_ends.get(name, [])
+        while heap:
+            until, work_id = heap[0]
+            item = self.items.get(work_id)
+            ends = self._lease_end(item) if item is not None and work_id in self._running else -1
+            if item is not None and item.resource_class == name and ends == until:
+                return heap[0]
+            if item is not None and item.resource_class == name and ends > until:
+                heapq.heapreplace(heap, (ends, work_id))
+            else:
+                heapq.heappop(heap)
+        self._lease_ends.pop(name, None)
+        return None
+
+    def _expired(self, steady: int, classes: Sequence[str]) -> list[str]:
+        """The running items of these classes, or of all, whose leases have run out."""
+        found: set[str] = set()
+        for name in classes or tuple(self._lease_ends):
+            while (first := self._first_lease_end(name)) is not None and first[0] <= steady:
+                found.add(first[1])
+                heapq.heappop(self._lease_ends[name])
+        return sorted(found, key=self._order.__getitem__)
+
     # ---- the order in which items come next --------------------------------------------------------------------------
 
     def soonest(self, classes: Sequence[str], now: Moment) -> float:
         """Seconds until something may be claimed, infinite when only a change can bring it."""
         self._promote(now)
         for name in classes or tuple(self._ready):
-            heap = self._ready.get(name, [])
-            while heap and not self._is_ready(name, heap[0]):
-                heapq.heappop(heap)
-            if heap:
+            if any(self._has_ready(line) for line in tuple(self._ready.get(name, {}).values())):
                 return 0.0
-        running = (self.items[work_id] for work_id in self._running)
-        ends = [
-            max(0, self._lease_end(item) - now.steady)
-            for item in running
-            if not classes or item.resource_class in classes
-        ]
+        first_ends = [self._first_lease_end(name) for name in classes or tuple(self._lease_ends)]
+        ends = [max(0, first[0] - now.steady) for first in first_ends if first is not None]
         while self._later and not self._is_later(*self._later[0]):
             heapq.heappop(self._later)
         if self._later:
             ends.append(max(1, self._later[0][0] - now.wall))
         return min(ends, default=inf) / 1000
 
+    def _has_ready(self, line: _Line) -> bool:
+        """Whether something waits in this line. What does not wait any more is removed from its head."""
+        number = 0
+        while number < len(line.places) and not self._is_ready(line.name, line.places[number]):
+            number += 1
+        del line.places[:number]
+        return bool(line.places)
+
+    def _stand(self, place: Place, item: WorkItem) -> None:
+        """Put a place into the line of its class and tenant."""
+        name, tenant = item.resource_class, item.tenant_id or ""
+        lines = self._ready.setdefault(name, {})
+        line = lines.get(tenant)
+        if line is None:
+            line = lines[tenant] = _Line(name)
+        line.put(place)
+
     def _promote(self, now: Moment) -> None:
         while self._later and self._later[0][0] <= now.wall:
             due_at, order, work_id = heapq.heappop(self._later)
             if self._is_later(due_at, order, work_id):
                 item = self.items[work_id]
-                ready = self._ready.setdefault(item.resource_class, [])
-                heapq.heappush(ready, (-item.priority, due_at, order, work_id))
+                self._stand((-item.priority, due_at, order, work_id), item)
 
     def _is_later(self, due_at: int, order: int, work_id: str) -> bool:
         item = self.items.get(work_id)
@@ -274,54 +406,44 @@ class WorkItems:
             return False
         return item.due_at == due_at and item.priority == -priority and self._order[work_id] == order
 
-    def _named(self, n: int, classes: Sequence[str], only: Collection[str]) -> list[Place]:
-        """The places of these ids that are ready; they are skipped where they stand."""
-        heaps = {name: self._ready[name] for name in dict.fromkeys(classes) if name in self._ready}
-        ready = {place for name, heap in heaps.items() for place in heap if self._is_ready(name, place)}
-        return sorted(place for place in ready if place[3] in only)[:n]
+    def _named(self, n: int, classes: Sequence[str], only: Collection[str], now: Moment) -> list[Place]:
+        """The places of these ids that are ready; they are passed by where they stand."""
+        items = [self.items[one] for one in only if one in self.items]
+        due = [one for one in items if one.state is WorkState.PENDING and one.due_at <= now.wall]
+        places = [
+            (-one.priority, one.due_at, self._order[one.id], one.id) for one in due if one.resource_class in classes
+        ]
+        return sorted(places)[:n]
 
     def _together(self, places: list[Place]) -> list[Place]:
-        """The places that may run at the same time; the others go back to their heaps."""
+        """The places that may run at the same time; the others go back to their lines."""
         number = core.number_together([core.is_suspect(self.items[place[3]]) for place in places])
         for place in places[number:]:
-            heapq.heappush(self._ready[self.items[place[3]].resource_class], place)
+            self._stand(place, self.items[place[3]])
         return places[:number]
 
     def _next(self, n: int, classes: Sequence[str], newest_first: bool) -> list[Place]:
         """The places that come next, by priority, then age, tenants taking turns."""
-        heaps = {name: self._ready[name] for name in dict.fromkeys(classes) if name in self._ready}
-        if not newest_first and len({tenant for _, stage, _, tenant in self._open if stage != Stage.RUNNING}) <= 1:
-            return self._oldest(n, heaps)
-        queues: dict[str, dict[Waiting, Place]] = {}
-        for name, heap in heaps.items():
-            heap[:] = sorted({place for place in heap if self._is_ready(name, place)})
-            for place in heap:
-                tenant = self.items[place[3]].tenant_id or ""
-                queues.setdefault(tenant, {})[-place[0], place[1], place[2]] = place
-        sign = -1 if newest_first else 1
-        ordered = {
-            tenant: sorted(queue, key=lambda one: (-one[0], sign * one[1], sign * one[2]))
-            for tenant, queue in queues.items()
-        }
-        chosen = in_turns(ordered, n, self._last_tenant)
+        by_tenant: dict[str, list[_Line]] = {}
+        for name in dict.fromkeys(classes):
+            for tenant, line in self._ready.get(name, {}).items():
+                by_tenant.setdefault(tenant, []).append(line)
+        every = {tenant: _Turns(lines, self._is_ready, newest_first) for tenant, lines in by_tenant.items()}
+        turns = {tenant: one for tenant, one in every.items() if len(one)}
+        chosen = in_turns(turns, n, self._last_tenant) if turns else []
         if chosen:
             self._last_tenant = chosen[-1][0]
-        taken = [queues[tenant][waiting] for tenant, waiting in chosen]
-        gone = set(taken)
-        for heap in heaps.values():
-            heap[:] = [place for place in heap if place not in gone]
-        return taken
-
-    def _oldest(self, n: int, heaps: Mapping[str, list[Place]]) -> list[Place]:
-        """The next places of a single tenant."""
-        taken: list[Place] = []
-        while len(taken) < n:
-            filled = [(heap[0], name) for name, heap in heaps.items() if heap]
-            if not filled:
-                break
-            _, name = min(filled)
-            place = heapq.heappop(heaps[name])
-            if self._is_ready(name, place) and place not in taken:
-                taken.append(place)
-                self._last_tenant = self.items[place[3]].tenant_id or ""
+        number, taken = Counter[str](), list[Place]()
+        for tenant, _ in chosen:
+            taken.append(turns[tenant].place(number[tenant]))
+            number[tenant] += 1
+        gone: dict[int, tuple[_Line, list[int]]] = {}
+        for tenant, one in every.items():
+            for line, at in (*one.found[: number[tenant]], *one.stale):
+                gone.setdefault(id(line), (line, []))[1].append(at)
+        for line, indexes in gone.values():
+            line.remove(indexes)
+        for name in dict.fromkeys(classes):
+            if name in self._ready:
+                self._ready[name] = {tenant: line for tenant, line in self._ready[name].items() if line.places}
         return taken

@@ -150,7 +150,7 @@ class WorkTable(WorkItems):
         lease_ms = milliseconds(claim.lease)
         taken: list[WorkItem] = []
         names, only = claim.classes or tuple(self._ready), claim.only
-        places = self._next(n, names, claim.newest_first) if only is None else self._named(n, names, only)
+        places = self._next(n, names, claim.newest_first) if only is None else self._named(n, names, only, now)
         for place in self._together(places) if claim.isolate else places:
             item = self.items[place[3]]
             item = core.started(item, owner=claim.owner, fence=item.fence + 1, lease_ms=lease_ms, now=now)
@@ -159,19 +159,10 @@ class WorkTable(WorkItems):
         return taken
 
     def _reap(self, now: Moment, classes: Sequence[str], crash_limit: int, crash_events: ItemEvents | None) -> None:
-        if now.steady < self._next_lease_end:
-            return
-        expired = [
-            work_id
-            for work_id in self._running
-            if self._lease_end(self.items[work_id]) <= now.steady
-            and (not classes or self.items[work_id].resource_class in classes)
-        ]
-        for work_id in sorted(expired, key=self._order.__getitem__):
+        for work_id in self._expired(now.steady, classes):
             item = core.lease_ran_out(self.items[work_id], now, crash_limit=crash_limit)
             self.put(item, now)
             self._collect(crash_events, item)
-        self._next_lease_end = min((self._lease_end(self.items[work_id]) for work_id in self._running), default=inf)
 
     def renew(self, held: Sequence[Held], *, now: Moment, lease: float = 60.0) -> list[bool]:
         answers = [core.holds(self.items.get(one.id), owner=one.owner, fence=one.fence) for one in held]
