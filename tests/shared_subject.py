@@ -235,6 +235,7 @@ async def a_paused_worker_takes_nothing(subject: SharedSubject) -> None:
     await subject.worker("w2")
     await subject.send(PLACES + 6, first=1)
     await subject.until_left(5)
+    await subject.until(lambda: len(subject.acks) == PLACES + 2)
     assert Counter(one.worker_id for one in subject.acks) == {"w1": 1, "w2": PLACES + 1}
     assert subject.ends["w1"].pulled == 1
     worker.resume()

@@ -146,7 +146,7 @@ class TestWhatLosesAWakeUpOnNats:
         sleep_on(monkeypatch)
         async with self._two(nats_server) as (ender, waits):
             if is_control:
-                monkeypatch.setattr(Commits, "_tell_waiters", _say_nothing)
+                monkeypatch.setattr(Commits, "_announce_ends", _say_nothing)
                 with pytest.raises(TimeoutError):
                     await waited(waits, ender, deaf=lambda: None)
             else:

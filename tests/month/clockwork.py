@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from msgspec import structs
 
-from reefknot.app import activity, alert_watch
+from reefknot.app import activity, alert_watch, commands
 from reefknot.app import system as running
 from reefknot.clock import using_clock
 from reefknot.console.dashboard import live as live_pages
@@ -69,7 +69,8 @@ def slow_pulse() -> Iterator[None]:
     """A scope in which systems report, listen and look around once in five minutes instead of once a second."""
     pages = ("REFRESH_S", "SHORTEST_REST_S", "LONGEST_REST_S", "PING_S")
     changes: list[tuple[Any, dict[str, Any]]] = [
-        (running, {"STATUS_EVERY_S": PULSE_S, "CONTROL_S": PULSE_S, "worker_settings": _slow(running.worker_settings)}),
+        (running, {"STATUS_EVERY_S": PULSE_S, "worker_settings": _slow(running.worker_settings)}),
+        (commands, {"CONTROL_S": PULSE_S}),
         (
             presence,
             {"STATUS_KEPT_S": 5 * PULSE_S, "STATUS_EVERY_S": PULSE_S, "LOOK_S": PULSE_S, "LOOK_FOR_GONE_S": PULSE_S},

@@ -102,6 +102,8 @@ TABLE = [
     PrivateName("nats-py", subscription, "_pending_queue", is_a(asyncio.Queue)),
     PrivateName("nats-py", subscription, "_wait_for_msgs_task", is_none),
     PrivateName("nats-py", subscription, "_start", is_plain("error_cb")),
+    PrivateName("nats-py", subscription, "_id", is_a(int)),
+    PrivateName("nats-py", Client, "_send_unsubscribe", is_async("sid")),
     # Errors, and the tasks of a connection.
     PrivateName("nats-py", Client, "_process_err", is_async("err_msg")),
     PrivateName("nats-py", Client, "_process_op_err", is_async("e")),

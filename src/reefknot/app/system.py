@@ -189,7 +189,7 @@ class System:
 
     def _looked_after(self) -> tuple[str, ...] | None:
         """The classes whose orphans this system looks for: all, the queues of its own workers, or none."""
-        if self.leads and self._router is not None:
+        if self._router is not None and (self.leads or self._own_work_only):
             return ()
         own = [pool.queue_name for worker in self.workers for pool in worker.pools.values()]
         return tuple(own) or None

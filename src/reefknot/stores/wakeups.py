@@ -40,7 +40,7 @@ class WakingQueue(ABC):
     def __init__(self, waiters: Waiters) -> None:
         self.waiters = waiters
 
-    def hand_over_to(self, take: TakeOver | None) -> None:  # noqa: B027 - there is nothing to do
+    def take_submissions(self, take: TakeOver | None) -> None:  # noqa: B027 - there is nothing to do
         """Do nothing: every process keeps its own submissions."""
 
     @abstractmethod

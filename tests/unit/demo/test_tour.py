@@ -87,6 +87,6 @@ def test_an_interrupt_ends_it_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().err == "\nstopped\n"
     assert logging.getLogger("reefknot").handlers == handlers
     assert logging.getLogger("reefknot").propagate
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((demo.LOOPBACK, ports[0]), timeout=1)

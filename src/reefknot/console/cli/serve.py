@@ -137,7 +137,7 @@ class Shutdown:
         """Whether a signal came, though the event loop may not have heard of it yet."""
         self._reloading: asyncio.Task[ReloadOutcome] | None = None
         self._again = False
-        self.hand_on: Callable[[str], None] = lambda _word: None
+        self.pass_on: Callable[[str], None] = lambda _word: None
         """Hands `reload` and `stop` on to the worker processes of this one; after `stop` they have ended."""
         # Asked for now: a terminal that was closed does not count as one any more.
         self._has_terminal = any(stream is not None and stream.isatty() for stream in (sys.stdin, data()))
@@ -179,7 +179,7 @@ class Shutdown:
         """End the process. A thread gives its work back: the lock it needs may be held where the signal came."""
         last = Thread(target=self._give_back, name="give back", daemon=True)
         last.start()
-        self.hand_on("stop")
+        self.pass_on("stop")
         last.join(LAST_MOMENT_S)
         os._exit(code)
 
@@ -199,7 +199,7 @@ class Shutdown:
         if self._reloading is None:
             self._say("SIGHUP: nothing is reloaded while the system starts or ends")
         else:
-            self.hand_on("reload")
+            self.pass_on("reload")
             self._reloading.add_done_callback(self._reloaded)
 
     def _reloaded(self, task: asyncio.Task[ReloadOutcome]) -> None:
@@ -413,7 +413,7 @@ class UpSession(Struct, frozen=True):
             async with self.start.system(drain=drain, stopped=stopped, **parts) as system, AsyncExitStack() as opened:
                 shutdown.reloads(system)
                 if self.processes:
-                    shutdown.hand_on = self.processes.hand_on
+                    shutdown.pass_on = self.processes.pass_on
                     await opened.enter_async_context(self.processes.running(system, shutdown.requested))
                 own = self.processes.all_names if self.processes else {one.worker_id for one in system.workers}
                 feed = LiveFeed(

@@ -95,7 +95,7 @@ class RunningProcess:
     readers: list[Thread] = field(default_factory=list)
     report: Report | None = None
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         """Write a word to the worker. One that has ended hears none."""
         with suppress(OSError):
             self.link.send(f"{word}\n".encode(), MSG_DONTWAIT)
@@ -174,12 +174,12 @@ class WorkerProcesses:
         await asyncio.Event().wait()
         raise AssertionError("nothing sets this event")
 
-    def hand_on(self, word: str) -> None:
+    def pass_on(self, word: str) -> None:
         """Write a word to every worker. With `stop`, wait until all have ended, and kill those that do not. That blocks
         this thread: it is for a process that ends at once."""
         running = list(self._running.values())
         for one in running:
-            one.tell(word)
+            one.send(word)
         until = monotonic() + AT_ONCE_S
         for one in running if word == STOP else ():
             for reader in one.readers:
@@ -224,7 +224,7 @@ class WorkerProcesses:
             return f"could not be started ({error.strerror or error})", Exit.TEMPORARY
         self._running[place] = one
         if self._ending.is_set():
-            one.tell(END)
+            one.send(END)
         code = await one.process.wait()
         for reader in one.readers:  # a process that the worker has left behind may keep its streams open
             await asyncio.to_thread(reader.join, LAST_LINES_S)
@@ -287,7 +287,7 @@ class WorkerProcesses:
         try:
             for word, patience in ((END, self._drain + STOP_S), (STOP, AT_ONCE_S)):
                 for one in self._running.values():
-                    one.tell(word)
+                    one.send(word)
                 _, left = await asyncio.wait(self._kept, timeout=patience)
                 if not left:
                     break

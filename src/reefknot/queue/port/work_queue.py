@@ -268,7 +268,7 @@ class WorkQueue(Protocol):
     def led_by_one(self) -> bool:
         """Whether one router at a time should admit and claim submissions: with several, each would follow all work."""
 
-    def hand_over_to(self, take: TakeOver | None) -> None:
+    def take_submissions(self, take: TakeOver | None) -> None:
         """
         From now on, let the router of this process keep what others submit; None ends that.
 

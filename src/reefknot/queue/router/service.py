@@ -185,7 +185,7 @@ class Router:
         if self._serves:
             subscribe = self._context.transport.subscribe
             self.services.keep("inbox", lambda: self._inbox.listen(subscribe(ACK, RESULT, HEARTBEAT)))
-        work.hand_over_to(self._callers.take_over if leads and self._takes_all else None)
+        work.take_submissions(self._callers.take_over if leads and self._takes_all else None)
         self._claim_now.set()
 
     @property
@@ -195,7 +195,7 @@ class Router:
 
     async def stop(self) -> None:
         """Return everything that is pending to the store, for the next router."""
-        self._store.work.hand_over_to(None)
+        self._store.work.take_submissions(None)
         await self.services.stop()
         await self._background.stop()
         await self._background.run_logged("the last results could not be kept", self._last_writes)

@@ -140,7 +140,7 @@ class Commits:
         self._alone = 0
         self._places = asyncio.Semaphore(MOST_ALONE)
         self._closed = False
-        self._said_at = -inf
+        self._logged_at = -inf
         self._has_stored = False
 
     def start(self) -> None:
@@ -306,9 +306,9 @@ class Commits:
                 else:
                     change.future.set_result(answer)
         if over:
-            await self._tell_waiters(over)
+            await self._announce_ends(over)
 
-    async def _tell_waiters(self, over: Sequence[str]) -> None:
+    async def _announce_ends(self, over: Sequence[str]) -> None:
         """Wake the callers in other processes that wait for these ends; they look by themselves a second later."""
         with suppress(StoreError):
             await self._connection.publish_each([self._state.names.over(work_id) for work_id in over])
@@ -422,8 +422,8 @@ class Commits:
 
     def _say_waiting(self, number: int, error: Exception) -> None:
         now = asyncio.get_running_loop().time()
-        if number % 10 == 1 and now - self._said_at >= SAY_EVERY_S:  # once for all that wait
-            self._said_at = now
+        if number % 10 == 1 and now - self._logged_at >= SAY_EVERY_S:  # once for all that wait
+            self._logged_at = now
             logger().warning("changes wait until %s answers (%s)", self._connection.options.shown, error_text(error))
 
     def overtaken(self) -> StoreUnavailableError:

@@ -155,7 +155,7 @@ class JetStreamWorkQueue(TableWorkQueue):
 
     led_by_one = True
 
-    def hand_over_to(self, take: TakeOver | None) -> None:
+    def take_submissions(self, take: TakeOver | None) -> None:
         self._handover.serve(take)
 
     async def assign(
