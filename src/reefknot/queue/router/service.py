@@ -170,7 +170,7 @@ class Router:
         """
         Whether this router takes the submissions of the store.
 
-        One that stands by takes none, hears no worker, and hands over what is submitted through it, where the store is
+        One that stands by takes none, hears no worker, and passes on what is submitted through it, where the store is
         led by one; elsewhere all routers take submissions, and the one that leads recalls the work of workers that are
         gone.
         """

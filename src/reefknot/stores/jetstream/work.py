@@ -39,8 +39,8 @@ from reefknot.queue.port.work_queue import (
 from reefknot.stores.jetstream.commits import Commits, run_apart
 from reefknot.stores.jetstream.connection import Connection
 from reefknot.stores.jetstream.ended_work import EndedWork
-from reefknot.stores.jetstream.handover import Handover
 from reefknot.stores.jetstream.reads import StreamMessage, count, gathered, last_message, newest, scan, scan_each
+from reefknot.stores.jetstream.remote_submissions import RemoteSubmissions
 from reefknot.stores.jetstream.state import Message, State, StoredItem
 from reefknot.stores.jetstream.streams import OPEN, StreamInfo, token_of
 from reefknot.stores.work_in_memory.queue import TableLeases, TableWorkQueue
@@ -66,26 +66,26 @@ class JetStreamWorkQueue(TableWorkQueue):
         self.state = state
         self._commits = commits
         self._ends = EndedWork(state, self.look)
-        self._handover = Handover(state.connection, state.names)
-        self._attended: set[str] = set()
+        self._remote = RemoteSubmissions(state.connection, state.names)
+        self._followed: set[str] = set()
         """The classes whose open work is known here."""
         self._pools_aside: set[str] = set()
         """Classes with work in quarantine, as of the last snapshot."""
 
-    async def attend(self, classes: Sequence[str]) -> None:
+    async def follow(self, classes: Sequence[str]) -> None:
         """Know the open work of these classes, or of all, from now on."""
         if not classes or core.ROUTER in classes:
             await self.state.mirror()
         if self.state.mirrors_all:
             return
         for name in classes:
-            if name in self._attended:
+            if name in self._followed:
                 continue
             if worker_of(name):  # what others do to a worker's own queue it learns by its compare-and-sets
                 await self._read_queue(name)
             else:
                 await self.state.mirror_pool(name)
-            self._attended.add(name)
+            self._followed.add(name)
 
     async def _read_queue(self, name: str) -> None:
         """Read what an earlier process of this worker has left."""
@@ -138,7 +138,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         may_be_kept = False
         if terms.rules is not None and not self.state.mirrors_all:
             if not terms.owner and not events:
-                answers, may_be_kept = await self._handover.ask(items, terms)
+                answers, may_be_kept = await self._remote.ask(items, terms)
                 if answers is not None:
                     return answers
             await self.state.mirror()
@@ -156,7 +156,7 @@ class JetStreamWorkQueue(TableWorkQueue):
     led_by_one = True
 
     def take_submissions(self, take: TakeOver | None) -> None:
-        self._handover.serve(take)
+        self._remote.serve(take)
 
     async def assign(
         self,
@@ -172,7 +172,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         return await super().assign(items, start=start, owner=owner, lease=lease, events=events)
 
     async def claim(self, n: int, claim: WorkClaim) -> list[WorkItem]:
-        await self.attend(claim.classes)
+        await self.follow(claim.classes)
         if not n and self.table.soonest(claim.classes, self.state.now()) > 0:
             return []
         return [await self._whole(item) for item in await super().claim(n, claim)]
@@ -289,7 +289,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
     ) -> WorkPage:
         if which.classes:
-            await self.attend(which.classes)
+            await self.follow(which.classes)
         elif which.state is None or which.state in _OPEN or which.gone is not None:
             await self.state.mirror()
         last = await self._place(after) if after else None
@@ -393,7 +393,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         return await super().transfer(work_id, resource_class, due_at=due_at)
 
     async def soonest(self, classes: Sequence[str]) -> float:
-        await self.attend(classes)
+        await self.follow(classes)
         return await super().soonest(classes)
 
     async def purge(self, before: int) -> int:
@@ -460,7 +460,7 @@ class JetStreamLeases(TableLeases):
         self._ours = work
 
     async def owners(self, *, silent_for: float = 0.0, classes: Sequence[str] = ()) -> list[str]:
-        await self._ours.attend(classes)
+        await self._ours.follow(classes)
         return await super().owners(silent_for=silent_for, classes=classes)
 
     def extend(self, held: Sequence[Held], *, lease: float) -> None:

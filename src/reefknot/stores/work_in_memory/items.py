@@ -117,7 +117,7 @@ class _Turns(Sequence[Waiting]):
         return line.places[index]
 
     def __len__(self) -> int:
-        """How many there are, as far as anyone has to know: one more than were asked for."""
+        """The number of places, as far as a claim has to know: one more than it has asked for."""
         self._look(self._asked + 1)
         return len(self.found)
 

@@ -1,5 +1,5 @@
 """
-Submissions that one process hands over to the router that leads, by request and answer over core NATS.
+Submissions that one process sends to the router that leads, by request and answer over core NATS.
 
 The router admits them by its mirror of all open work, keeps them with its own in one batch, and claims them at once. So
 a client needs no mirror, and its submissions wait for no second process. Where no router answers, the submitter keeps
@@ -37,7 +37,7 @@ MOST_AT_ONCE = 256
 """Requests that a router takes at once; of more, each submitter keeps its own."""
 
 
-class HandedOver(Struct, frozen=True, array_like=True):
+class SubmissionRequest(Struct, frozen=True, array_like=True):
     """Items with the events of each, and the rules of their submitter."""
 
     items: list[WorkItem]
@@ -46,12 +46,12 @@ class HandedOver(Struct, frozen=True, array_like=True):
 
 
 Answers = list[Enqueued | Reject]
-_handed_over = msgpack.Decoder(HandedOver)
+_submission_request = msgpack.Decoder(SubmissionRequest)
 _answers = msgpack.Decoder(Answers)
 
 
-class Handover:
-    """The two ends of a handover in one process."""
+class RemoteSubmissions:
+    """Submissions that this process sends to the router that leads, or receives as that router."""
 
     def __init__(self, connection: Connection, names: Names) -> None:
         self._connection = connection
@@ -71,7 +71,7 @@ class Handover:
         if terms.rules is None or terms.accept_events is None:
             return None, False
         events = [list(terms.accept_events(item)) for item in items]
-        body = msgpack.encode(HandedOver(list(items), terms.rules, events))
+        body = msgpack.encode(SubmissionRequest(list(items), terms.rules, events))
         if len(body) > self._connection.max_payload:
             return None, False
         try:
@@ -108,7 +108,7 @@ class Handover:
         self._under_way += 1
         try:
             if self._take is not None and self._under_way <= MOST_AT_ONCE:
-                found = _handed_over.decode(message.data)
+                found = _submission_request.decode(message.data)
                 body = msgpack.encode(await self._take(found.items, found.rules, found.events))
         except (StoreError, TimeoutError, ValueError) as error:
             logger().info("submissions of another process were not taken over (%s)", error_text(error))
