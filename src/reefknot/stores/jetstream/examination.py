@@ -189,7 +189,7 @@ async def _open_jobs(connection: Connection, names: Any) -> int:
 
 
 def _mirror(number: int) -> Finding:
-    text = f"{number} open jobs, which every process of the store mirrors"
+    text = f"{number} open jobs, which the leading router mirrors"
     if number > MIRRORED:
         return Finding("mirror", "warning", text, "start more workers, or divide the work: nats://HOST/NAME")
     return Finding("mirror", "ok", text)
