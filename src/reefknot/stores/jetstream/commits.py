@@ -54,7 +54,7 @@ MOST_ALONE = 256
 MOST_MESSAGES = 900
 """Messages of a batch; the server takes a thousand."""
 MOST_TRIES = 200
-SOON_S = 0.1
+SOON_S = 0.5
 LOOK_EVERY = 4
 """Unanswered tries after which the stream itself is checked."""
 MOST_REFUSALS = 8

@@ -19,39 +19,34 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Collection, Sequence
+from math import inf
 
 import msgspec
 from msgspec import Struct, json, structs
 
 from reefknot.core.clock import Clock
 from reefknot.core.time import Moment, Timeline, milliseconds
-from reefknot.errors import StoreCorruptError, StoreUnavailableError
+from reefknot.errors import StoreCorruptError
 from reefknot.queue.model.submission import Capacity, ServiceTime, SubmissionRules
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.control import SILENT_KEPT_S, Command, StatusReport
 from reefknot.runtime.changes import Waiters
 from reefknot.runtime.log import logger, printable
+from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream.connection import Connection
+from reefknot.stores.jetstream.mirror import TOMBSTONE_S, Mirror
 from reefknot.stores.jetstream.reads import (
-    LATEST,
     DirectReads,
-    Feed,
-    Start,
     StreamMessage,
     gathered,
     last_message,
-    patiently,
 )
 from reefknot.stores.jetstream.streams import OPEN, Names, token_of
 from reefknot.stores.wakeups import END_TOPIC
 from reefknot.stores.work_in_memory.table import WorkTable
 
-TOMBSTONE_S = 3600
-"""How long a tombstone, which says that a record has left its subject, is kept."""
-RELOAD_AFTER_S = TOMBSTONE_S / 2
 MOST_ENDED = 1000
 INLINE_PAYLOAD, INLINE_RESULT, PART = 4096, 64 << 10, 512 << 10
-OPENED_S = 30.0
 Kept = tuple[str, int, int]
 
 
@@ -112,62 +107,10 @@ class StoredCommand(Struct, frozen=True):
     stale_at: int
 
 
+OTHERS_ADMIT_S = 30.0
+"""How long a leading router compares its arrivals with those of others after it has heard of one."""
 SERVICE_EVERY_S = 1.0
 """How often a process writes the mean service time of a resource class."""
-
-
-class Mirror:
-    """A feed of records of the state stream, from the start of a process's interest in them on."""
-
-    def __init__(
-        self,
-        state: State,
-        filters: Sequence[str],
-        apply: Callable[[StreamMessage], None],
-        *,
-        holds: Callable[[WorkItem], bool] = lambda _: False,
-    ) -> None:
-        """`holds` says of an open item whether its record is among those of the filters."""
-        self._state = state
-        self._apply = apply
-        self.holds = holds
-        self._reloading: set[str] | None = None
-        self._heard_at = state.clock.now()
-        self.feed = Feed(
-            state.connection, state.names.state, filters, self._arrived, start=LATEST, restarted=self._where_to_begin
-        )
-
-    async def start(self) -> None:
-        """Read what there is; an error when that is not possible."""
-        try:
-            await patiently(self._state.connection, self.feed.start)
-            async with asyncio.timeout(OPENED_S):
-                await self.feed.caught_up.wait()
-        except TimeoutError as error:
-            await self.feed.stop()
-            shown = self._state.connection.options.shown
-            raise StoreUnavailableError(shown, "its records cannot be read", "check the server's load") from error
-        except BaseException:
-            await self.feed.stop()
-            raise
-
-    def _where_to_begin(self) -> Start | None:
-        """The place where a recreated feed begins: at the start if tombstones may be gone by now."""
-        if self._state.clock.now() - self._heard_at < RELOAD_AFTER_S:
-            return None
-        items = self._state.table.items.values()
-        self._reloading = {one.id for one in items if one.state in _OPEN and self.holds(one)}
-        return LATEST
-
-    def _arrived(self, message: StreamMessage) -> None:
-        self._heard_at = self._state.clock.now()
-        self._state.arrived(self._apply, message)
-        if self._reloading is not None:
-            self._reloading.discard(self._state.id_at(message.subject))
-            if self.feed.caught_up.is_set():
-                gone, self._reloading = self._reloading, None
-                for work_id in gone:
-                    self._state.forget(work_id)
 
 
 class State(Waiters):
@@ -189,6 +132,11 @@ class State(Waiters):
         """By subject of a record that is here: its work id, which a tombstone does not name."""
         self.entered: dict[str, int] = {}
         """By resource class: the revision of its arrivals."""
+        self.leads = False
+        """Whether the router of this process admits what all submit."""
+        self._others_admit_until = -inf
+        self._mark = new_id().encode()
+        """The content of arrivals that were admitted here."""
         self.statuses: dict[str, tuple[int, StoredStatus]] = {}
         self.commands: dict[int, StoredCommand] = {}
         self.last_command = 0
@@ -211,6 +159,10 @@ class State(Waiters):
         """Whether all open work is mirrored."""
         return _ALL in self._mirrors
 
+    def open_items(self) -> list[WorkItem]:
+        """The open items that are known here."""
+        return [item for item in self.table.items.values() if item.state in _OPEN]
+
     def is_mirrored(self, item: WorkItem) -> bool:
         """Whether changes of this item by other processes arrive here."""
         return any(one.holds(item) for one in self._mirrors.values())
@@ -220,19 +172,19 @@ class State(Waiters):
         if not self.mirrors_all:
             branches = ("work.open.>", "status.*", "pool.>")
             filters = [f"{self.names.name}.{branch}" for branch in branches]
-            await self._add_mirror(_ALL, Mirror(self, filters, self._apply, holds=lambda _: True))
+            await self._add_mirror(_ALL, Mirror(self, self.names.state, filters, self._apply, holds=lambda _: True))
 
     async def mirror_pool(self, pool: str) -> None:
         """Mirror the open work of a pool from now on."""
         if not self.mirrors_all and f"pool {pool}" not in self._mirrors:
             filters = [self.names.all_work(OPEN, token_of(pool))]
-            mirror = Mirror(self, filters, self._apply, holds=lambda item: item.pool == pool)
+            mirror = Mirror(self, self.names.state, filters, self._apply, holds=lambda item: item.pool == pool)
             await self._add_mirror(f"pool {pool}", mirror)
 
     async def hear_commands(self) -> None:
         """Mirror the commands from now on."""
         if _COMMANDS not in self._mirrors:
-            await self._add_mirror(_COMMANDS, Mirror(self, [self.names.commands], self._apply))
+            await self._add_mirror(_COMMANDS, Mirror(self, self.names.state, [self.names.commands], self._apply))
 
     async def _add_mirror(self, name: str, mirror: Mirror) -> None:
         async with self._starting:
@@ -357,6 +309,8 @@ class State(Waiters):
         _, _, pool, what = message.subject.split(".", 3)
         if what == "entered":
             self.entered[pool] = max(self.entered.get(pool, 0), message.sequence)
+            if message.body != self._mark:
+                self._others_admit_until = self.clock.now() + OTHERS_ADMIT_S
         elif message.body:
             name, service = json.decode(message.body, type=tuple[str, ServiceTime])
             self.table.service_times[name] = service
@@ -472,13 +426,17 @@ class State(Waiters):
         return messages, records
 
     def pool_messages(self) -> list[Message]:
-        """The messages for resource classes whose service time changed, or that work was admitted to."""
-        entered = [
-            Message(
-                f"{self.names.pool(pool)}.entered", b"1", self.entered.get(self.names.pool(pool).rsplit(".", 1)[1], 0)
-            )
-            for pool in sorted(self.table.pools_entered)
-        ]
+        """
+        The messages for resource classes whose service time changed, or that work was admitted to.
+
+        A leading router alone need not compare arrivals, as long as no other process has admitted anything.
+        """
+        compares = not self.leads or self.clock.now() <= self._others_admit_until
+        entered: list[Message] = []
+        for pool in sorted(self.table.pools_entered) if compares else ():
+            subject = self.names.pool(pool)
+            revision = self.entered.get(subject.rpartition(".")[2], 0)
+            entered.append(Message(f"{subject}.entered", self._mark, revision))
         now, served = self.clock.now(), list[Message]()
         for pool in sorted(self.table.pools_served):
             if now - self._served_at.get(pool, -SERVICE_EVERY_S) >= SERVICE_EVERY_S:

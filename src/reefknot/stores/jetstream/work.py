@@ -156,6 +156,7 @@ class JetStreamWorkQueue(TableWorkQueue):
     led_by_one = True
 
     def take_submissions(self, take: TakeOver | None) -> None:
+        self.state.leads = take is not None
         self._remote.serve(take)
 
     async def assign(
