@@ -16,9 +16,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -172,6 +172,12 @@ class Evidence:
     tampered: list[str] = field(default_factory=list)
     took: list[tuple[float, float]] = field(default_factory=list)
     """When each plain request was sent, in monotonic time, and how long it took."""
+    repeats: list[str] = field(default_factory=list)
+    """Accepted ones of which the answer said that there was such a job before; each was submitted once."""
+    kept_at: dict[str, float] = field(default_factory=dict)
+    ended_at: dict[str, float] = field(default_factory=dict)
+    told_at: dict[str, float] = field(default_factory=dict)
+    """When each was accepted, when its result was in the store, and when its caller had it; wall time."""
 
     def __str__(self) -> str:
         doubles = sum(times > 1 for times in self.effects.values())
@@ -195,18 +201,30 @@ def judge(found: Evidence, *, deaths: bool = True) -> list[str]:
             wrong.append(f"done {found.effects[name]} times: {name}, {found.attempts.get(name)} attempts on record")
         if not deaths and found.crashes.get(name, 0):
             wrong.append(f"counted as a crash, and nobody died: {name}")
+    wrong += [f"new, and taken for a repeat: {name}" for name in found.repeats]
     if set(found.statuses) - {"success"}:
         wrong.append(f"failed: {dict(found.statuses)}")
     return wrong + [f"the audit chain: {one}" for one in found.tampered]
 
 
-class Load:
-    """Requests by the clock, from this process, until it is stopped."""
+def waited_too_long(found: Evidence, recoveries: Sequence[float] = (), *, within: float = 2.0) -> list[str]:
+    """The callers who had their result more than `within` seconds after its end, or after the last recovery."""
+    late = []
+    for name, told_at in found.told_at.items():
+        began = max(found.ended_at.get(name, told_at), found.kept_at[name])
+        since = max([began, *(at for at in recoveries if at <= told_at)])
+        if told_at - since > within:
+            late.append(f"{name}: {told_at - since:.1f} s")
+    return late
 
-    def __init__(self, client: Any, per_second: float, patience: float) -> None:
+
+class Load:
+    """Requests by the clock, from the clients of this process in turn, until it is stopped."""
+
+    def __init__(self, clients: Sequence[Any], per_second: float, patience: float) -> None:
         self._patience = patience
         self.found = Evidence()
-        self._client = client
+        self._clients = cycle(clients)
         self._per_second = per_second
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
@@ -224,11 +242,14 @@ class Load:
         found, sent = self.found, time.monotonic()
         inputs = found.inputs[name] = {"seconds": seconds, "fails": fails}
         try:
-            handle = await self._client.submit("own.note", inputs, assignment_id=name, delay=delay)
+            handle = await next(self._clients).submit("own.note", inputs, assignment_id=name, delay=delay)
         except Exception as error:
             found.refused.append(f"{name}: {error}")
             return
         found.accepted.append(name)
+        found.kept_at[name] = time.time()
+        if not handle.is_new:
+            found.repeats.append(name)
         ends = time.monotonic() + self._patience
         while time.monotonic() < ends:
             try:
@@ -236,7 +257,7 @@ class Load:
             except (StoreError, TimeoutError, rk.ReefknotError):
                 await asyncio.sleep(0.2)
                 continue
-            found.told[name] = _text(result)
+            found.told[name], found.told_at[name] = _text(result), time.time()
             found.statuses[result.status.value] += 1
             if not fails and delay is None:
                 found.took.append((sent, time.monotonic() - sent))
@@ -260,11 +281,12 @@ def _text(result: ExecResult) -> str:
 
 @asynccontextmanager
 async def loaded(
-    parts: Parts, *, per_second: float = 30.0, url: str = "", patience: float = ANSWERED_S
+    parts: Parts, *, per_second: float = 30.0, url: str = "", patience: float = ANSWERED_S, clients: int = 1
 ) -> AsyncIterator[Load]:
     """A load for as long as the block lasts; its evidence is complete after it."""
-    async with rk.connect(url or parts.url) as client:
-        load = Load(client, per_second, patience)
+    async with AsyncExitStack() as opened:
+        connected = [await opened.enter_async_context(rk.connect(url or parts.url)) for _ in range(clients)]
+        load = Load(connected, per_second, patience)
         running = asyncio.create_task(load.run())
         try:
             yield load
@@ -287,6 +309,7 @@ async def look(parts: Parts, found: Evidence) -> None:
                 item = await store.work.get(name)
             if item is not None:
                 found.attempts[name], found.crashes[name] = item.attempts, item.crashes
+                found.ended_at[name] = item.updated_at / 1000
 
         await asyncio.gather(*map(once_more, found.told))
         found.tampered = [str(one) for one in await store.audit.verify()]
