@@ -357,6 +357,16 @@ def _look_for_no_batch() -> None:
     Commits._found = unknown  # type: ignore[method-assign]
 
 
+def _announce_no_ends() -> None:
+    """No flaw of a part, but a network that loses each message about an end."""
+    from reefknot.stores.jetstream.commits import Commits
+
+    async def say_nothing(self: Commits, over: object) -> None:
+        """The message is lost."""
+
+    Commits._tell_waiters = say_nothing  # type: ignore[method-assign]
+
+
 def _repeat_and_swap(repeated: Callable[[bytes], bytes] = lambda body: body) -> None:
     """No flaw of a part, but a network that brings every message twice, and every third one late."""
     from reefknot.stores.jetstream.transport import _Subscriber
@@ -383,6 +393,7 @@ FLAWS: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "nobody looks at the fence": _look_at_no_fence,
     "nobody looks for a batch": _look_for_no_batch,
+    "ends are not announced": _announce_no_ends,
     "repeated and swapped": _repeat_and_swap,
     "repeats are new": _take_repeats_for_new,
 }

@@ -15,8 +15,8 @@ from reefknot.queue.model.work import ROUTER, WorkItem, WorkState
 from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.stores.opening import open_store
 from tests.faults import nats_system
-from tests.faults.nats_system import CONFIG, Evidence, judge, loaded, waited_too_long
-from tests.faults.test_nats_parts import PATIENCE_S, under_load, until
+from tests.faults.nats_system import CONFIG, Evidence, judge, waited_too_long
+from tests.faults.test_nats_parts import PATIENCE_S, under_load
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ async def queue_of(url: str, state: WorkState = WorkState.PENDING) -> list[WorkI
 
 async def until_queued(url: str, number: int) -> list[WorkItem]:
     async with asyncio.timeout(PATIENCE_S):
-        while len(found := await queue_of(url)) < number:
+        while len(found := await queue_of(url)) < number:  # noqa: ASYNC110 - other processes are waited for
             await asyncio.sleep(0.1)
     return found
 
@@ -102,7 +102,7 @@ async def woken(folder: Path, server: NatsServer, monkeypatch: pytest.MonkeyPatc
         await until_queued(parts.url, 10)
         parts.send("worker-1", signal.SIGSTOP)
         async with asyncio.timeout(PATIENCE_S):
-            while await queue_of(parts.url):
+            while await queue_of(parts.url):  # noqa: ASYNC110 - other processes are waited for
                 await asyncio.sleep(0.2)
         parts.send("worker-1", signal.SIGCONT)
         began = time.monotonic()
