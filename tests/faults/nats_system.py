@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count, cycle
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -207,15 +208,37 @@ def judge(found: Evidence, *, deaths: bool = True) -> list[str]:
     return wrong + [f"the audit chain: {one}" for one in found.tampered]
 
 
-def waited_too_long(found: Evidence, recoveries: Sequence[float] = (), *, within: float = 2.0) -> list[str]:
-    """The callers who had their result more than `within` seconds after its end, or after the last recovery."""
+ALWAYS = ((-inf, inf),)
+
+
+def waited_too_long(found: Evidence, calm: Sequence[tuple[float, float]] = ALWAYS, *, within: float = 2.0) -> list[str]:
+    """The callers who went without a result that was there for more than `within` seconds of one calm time."""
     late = []
     for name, told_at in found.told_at.items():
-        began = max(found.ended_at.get(name, told_at), found.kept_at[name])
-        since = max([began, *(at for at in recoveries if at <= told_at)])
-        if told_at - since > within:
-            late.append(f"{name}: {told_at - since:.1f} s")
+        there_at = max(found.ended_at.get(name, told_at), found.kept_at[name])
+        waited = [min(ends, told_at) - max(begins, there_at) for begins, ends in calm]
+        if (longest := max(waited, default=0.0)) > within:
+            late.append(f"{name}: {longest:.1f} s")
     return late
+
+
+@dataclass
+class Calm:
+    """The times between faults, in wall time."""
+
+    since: float = field(default_factory=time.time)
+    times: list[tuple[float, float]] = field(default_factory=list)
+
+    @contextmanager
+    def broken(self) -> Iterator[None]:
+        """Something is broken, and well again after the block."""
+        self.times.append((self.since, time.time()))
+        yield
+        self.since = time.time()
+
+    def ends(self) -> list[tuple[float, float]]:
+        """All of them, now that nothing breaks any more."""
+        return [*self.times, (self.since, inf)]
 
 
 class Load:

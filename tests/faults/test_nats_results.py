@@ -6,7 +6,6 @@ the server, its own connection, the router, a worker, or the messages about ends
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable
 from math import inf
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from reefknot.console.nats_servers import NatsServer
 from reefknot.stores.jetstream import ended_work
-from tests.faults.nats_system import Evidence, Parts, judge, kill_and_restart, waited_too_long
+from tests.faults.nats_system import Calm, Evidence, Parts, judge, kill_and_restart, waited_too_long
 from tests.faults.points import ALL, either
 from tests.faults.proxy import Proxy, proxied
 from tests.faults.test_nats_parts import under_load, until
@@ -91,9 +90,9 @@ async def harmed(
     *,
     flaw: str = "none",
     patience: float = 60.0,
-) -> tuple[Evidence, list[float]]:
-    """What a load leaves, and the moments at which what broke was well again."""
-    recoveries: list[float] = []
+) -> tuple[Evidence, list[tuple[float, float]]]:
+    """What a load leaves, and the times in which nothing was broken."""
+    calm = Calm()
     assert server.port is not None
     async with proxied(server.port) as proxy:
         port = proxy.port if fault in (Scene.cut, Scene.silence) else 0
@@ -102,19 +101,19 @@ async def harmed(
             scene = Scene(found, server, proxy)
             for _ in range(times):
                 await until(found, found.effects().total() + 40)
-                await fault(scene)
-                recoveries.append(time.time())
+                with calm.broken():
+                    await fault(scene)
             await until(found, found.effects().total() + 40)
-    return load.found, recoveries
+    return load.found, calm.ends()
 
 
 @pytest.mark.parametrize("fault", FAULTS if ALL else ["server killed", "connection cut", "router frozen"])
 def test_each_caller_has_its_result_within_two_seconds_of_the_end_or_of_the_recovery(
     tmp_path: Path, server: NatsServer, fault: str
 ) -> None:
-    found, recoveries = asyncio.run(harmed(tmp_path, server, FAULTS[fault], either(1, 5)))
+    found, calm = asyncio.run(harmed(tmp_path, server, FAULTS[fault], either(1, 5)))
     assert judge(found) == []
-    assert waited_too_long(found, recoveries, within=WITHIN_S) == []
+    assert waited_too_long(found, calm, within=WITHIN_S) == []
 
 
 def test_each_caller_has_its_result_within_two_seconds_though_no_end_is_announced(
