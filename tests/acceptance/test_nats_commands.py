@@ -370,6 +370,32 @@ def test_a_stream_that_somebody_changed_is_named(person: Person, url: str, chang
         assert f"nats stream edit {name}_state" in said
 
 
+def test_a_store_of_an_earlier_design_is_refused_by_name_and_left_as_it_is(person: Person, url: str) -> None:
+    """With the two streams that the earlier design made, and with that of its events alone."""
+    server, _, name = url.rpartition("/")
+    kept = {"retention": "limits", "storage": "file", "discard": "new", "num_replicas": 1, "allow_atomic": True}
+    branches = ("work", "blob", "key", "command", "status", "value", "pool", "outbox")
+    state, audit = f"{name}_state", f"{name}_audit"
+    records = {"subjects": [f"{name}.{one}.>" for one in branches], "max_msgs_per_subject": 1, "allow_msg_ttl": True}
+    for stream, more in ((state, records), (audit, {"subjects": [f"{name}.audit.>"]})):
+        assert "error" not in ask(server, f"$JS.API.STREAM.CREATE.{stream}", {"name": stream, **kept, **more})
+    commands = [("up",), ("worker", "start"), ("router", "start"), ("submit", "--type", "own.hello"), ("job", "list")]
+    for words in commands:
+        said = person.refused(MISCONFIGURED, *words, "--engine", url)
+        assert f"its stream {state} was made by an earlier design" in said
+        assert f"use a store of another name, or delete the streams {state} and {audit}" in said
+    ask(server, f"$JS.API.STREAM.DELETE.{state}", None)
+    for words in commands[:4]:
+        assert f"its stream {audit} was made by an earlier design" in person.refused(
+            MISCONFIGURED, *words, "--engine", url
+        )
+    examined = person("doctor", "--engine", url)
+    assert examined.returncode == MISCONFIGURED, examined.stdout
+    assert f"{audit} was made by an earlier design" in examined.stdout
+    ask(server, f"$JS.API.STREAM.DELETE.{audit}", None)
+    person.done("submit", "--type", "own.hello", "--engine", url)
+
+
 def test_every_mistake_of_the_section_nats_is_named_with_its_line(person: Person) -> None:
     person.configure(
         "engine: nats://127.0.0.1:4222\nnats:\n  guarantee: exactly-once\n  replicas: 9\n  token: plain-text-secret\n"

@@ -16,9 +16,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -172,6 +173,12 @@ class Evidence:
     tampered: list[str] = field(default_factory=list)
     took: list[tuple[float, float]] = field(default_factory=list)
     """When each plain request was sent, in monotonic time, and how long it took."""
+    repeats: list[str] = field(default_factory=list)
+    """Accepted ones of which the answer said that there was such a job before; each was submitted once."""
+    kept_at: dict[str, float] = field(default_factory=dict)
+    ended_at: dict[str, float] = field(default_factory=dict)
+    told_at: dict[str, float] = field(default_factory=dict)
+    """When each was accepted, when its result was in the store, and when its caller had it; wall time."""
 
     def __str__(self) -> str:
         doubles = sum(times > 1 for times in self.effects.values())
@@ -195,18 +202,52 @@ def judge(found: Evidence, *, deaths: bool = True) -> list[str]:
             wrong.append(f"done {found.effects[name]} times: {name}, {found.attempts.get(name)} attempts on record")
         if not deaths and found.crashes.get(name, 0):
             wrong.append(f"counted as a crash, and nobody died: {name}")
+    wrong += [f"new, and taken for a repeat: {name}" for name in found.repeats]
     if set(found.statuses) - {"success"}:
         wrong.append(f"failed: {dict(found.statuses)}")
     return wrong + [f"the audit chain: {one}" for one in found.tampered]
 
 
-class Load:
-    """Requests by the clock, from this process, until it is stopped."""
+ALWAYS = ((-inf, inf),)
 
-    def __init__(self, client: Any, per_second: float, patience: float) -> None:
+
+def waited_too_long(found: Evidence, calm: Sequence[tuple[float, float]] = ALWAYS, *, within: float = 2.0) -> list[str]:
+    """The callers who went without a result that was there for more than `within` seconds of one calm time."""
+    late = []
+    for name, told_at in found.told_at.items():
+        there_at = max(found.ended_at.get(name, told_at), found.kept_at[name])
+        waited = [min(ends, told_at) - max(begins, there_at) for begins, ends in calm]
+        if (longest := max(waited, default=0.0)) > within:
+            late.append(f"{name}: {longest:.1f} s")
+    return late
+
+
+@dataclass
+class Calm:
+    """The times between faults, in wall time."""
+
+    since: float = field(default_factory=time.time)
+    times: list[tuple[float, float]] = field(default_factory=list)
+
+    @contextmanager
+    def broken(self) -> Iterator[None]:
+        """Something is broken, and well again after the block."""
+        self.times.append((self.since, time.time()))
+        yield
+        self.since = time.time()
+
+    def ends(self) -> list[tuple[float, float]]:
+        """All of them, now that nothing breaks any more."""
+        return [*self.times, (self.since, inf)]
+
+
+class Load:
+    """Requests by the clock, from the clients of this process in turn, until it is stopped."""
+
+    def __init__(self, clients: Sequence[Any], per_second: float, patience: float) -> None:
         self._patience = patience
         self.found = Evidence()
-        self._client = client
+        self._clients = cycle(clients)
         self._per_second = per_second
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
@@ -224,11 +265,14 @@ class Load:
         found, sent = self.found, time.monotonic()
         inputs = found.inputs[name] = {"seconds": seconds, "fails": fails}
         try:
-            handle = await self._client.submit("own.note", inputs, assignment_id=name, delay=delay)
+            handle = await next(self._clients).submit("own.note", inputs, assignment_id=name, delay=delay)
         except Exception as error:
             found.refused.append(f"{name}: {error}")
             return
         found.accepted.append(name)
+        found.kept_at[name] = time.time()
+        if not handle.is_new:
+            found.repeats.append(name)
         ends = time.monotonic() + self._patience
         while time.monotonic() < ends:
             try:
@@ -236,7 +280,7 @@ class Load:
             except (StoreError, TimeoutError, rk.ReefknotError):
                 await asyncio.sleep(0.2)
                 continue
-            found.told[name] = _text(result)
+            found.told[name], found.told_at[name] = _text(result), time.time()
             found.statuses[result.status.value] += 1
             if not fails and delay is None:
                 found.took.append((sent, time.monotonic() - sent))
@@ -260,11 +304,12 @@ def _text(result: ExecResult) -> str:
 
 @asynccontextmanager
 async def loaded(
-    parts: Parts, *, per_second: float = 30.0, url: str = "", patience: float = ANSWERED_S
+    parts: Parts, *, per_second: float = 30.0, url: str = "", patience: float = ANSWERED_S, clients: int = 1
 ) -> AsyncIterator[Load]:
     """A load for as long as the block lasts; its evidence is complete after it."""
-    async with rk.connect(url or parts.url) as client:
-        load = Load(client, per_second, patience)
+    async with AsyncExitStack() as opened:
+        connected = [await opened.enter_async_context(rk.connect(url or parts.url)) for _ in range(clients)]
+        load = Load(connected, per_second, patience)
         running = asyncio.create_task(load.run())
         try:
             yield load
@@ -287,6 +332,7 @@ async def look(parts: Parts, found: Evidence) -> None:
                 item = await store.work.get(name)
             if item is not None:
                 found.attempts[name], found.crashes[name] = item.attempts, item.crashes
+                found.ended_at[name] = item.updated_at / 1000
 
         await asyncio.gather(*map(once_more, found.told))
         found.tampered = [str(one) for one in await store.audit.verify()]
@@ -334,6 +380,16 @@ def _look_for_no_batch() -> None:
     Commits._found = unknown  # type: ignore[method-assign]
 
 
+def _announce_no_ends() -> None:
+    """No flaw of a part, but a network that loses each message about an end."""
+    from reefknot.stores.jetstream.commits import Commits
+
+    async def say_nothing(self: Commits, over: object) -> None:
+        """The message is lost."""
+
+    Commits._tell_waiters = say_nothing  # type: ignore[method-assign]
+
+
 def _repeat_and_swap(repeated: Callable[[bytes], bytes] = lambda body: body) -> None:
     """No flaw of a part, but a network that brings every message twice, and every third one late."""
     from reefknot.stores.jetstream.transport import _Subscriber
@@ -360,6 +416,7 @@ FLAWS: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "nobody looks at the fence": _look_at_no_fence,
     "nobody looks for a batch": _look_for_no_batch,
+    "ends are not announced": _announce_no_ends,
     "repeated and swapped": _repeat_and_swap,
     "repeats are new": _take_repeats_for_new,
 }

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -32,12 +33,20 @@ async def under_load(
     within: float = either(150, 1500),
     per_second: float = 30.0,
     patience: float = ANSWERED_S,
+    clients: int = 1,
+    port: int = 0,
 ) -> AsyncIterator[tuple[Parts, Load]]:
-    """Parts that carry out a load, whose evidence is complete after the block; bounded, for stories that would hang."""
+    """
+    Parts that carry out a load, whose evidence is complete after the block; bounded, for stories that would hang.
+
+    With a `port`, that of a proxy, the clients reach the server there.
+    """
     parts = Parts(folder, f"{server.url}/s{uuid4().hex[:8]}")
     try:
         await asyncio.gather(*(parts.start(name, flaw=flaw) for name in names))
-        async with asyncio.timeout(within), loaded(parts, per_second=per_second, patience=patience) as load:
+        how: dict[str, Any] = {"per_second": per_second, "patience": patience, "clients": clients}
+        how["url"] = parts.url.replace(f":{server.port}/", f":{port}/") if port else parts.url
+        async with asyncio.timeout(within), loaded(parts, **how) as load:
             yield parts, load
     finally:
         parts.stop()

@@ -188,8 +188,12 @@ class System:
             self._router.leads = self.leads
 
     def _looked_after(self) -> tuple[str, ...] | None:
-        """The classes whose orphans this system looks for: all, the queues of its own workers, or none."""
-        if self._router is not None and (self.leads or self._own_work_only):
+        """
+        The classes whose orphans this system looks for: all, the queues of its own workers, or none.
+
+        One that only does its own work may continue that of one which died, where no other system runs.
+        """
+        if self._own_work_only or (self.leads and self._router is not None):
             return ()
         own = [pool.queue_name for worker in self.workers for pool in worker.pools.values()]
         return tuple(own) or None

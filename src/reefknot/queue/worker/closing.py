@@ -289,7 +289,8 @@ class Closing:
                 pool.begin([item])
             return True
         if item.state is WorkState.RUNNING and item.resource_class != pool.queue_name:
-            lost = WorkClaim(self._context.owner, classes=(item.resource_class,), crash_events=self.crash_events)
+            owner, classes = self._context.owner, (item.resource_class,)
+            lost = WorkClaim(owner, classes, only=(work_id,), crash_events=self.crash_events)
             with self._context.timeouts.timeout(STORE_S):  # perhaps no other claim notices that its lease ran out
                 await self._context.work.claim(0, lost)
             item = await self._get(work_id)

@@ -1,8 +1,8 @@
 """
 The engine on NATS JetStream: a store that many machines share.
 
-Every process mirrors the open work and decides by its mirror; every change is an atomic batch with the revisions that
-it was decided on. Events are in the batch of their change until they are in the audit stream.
+A process mirrors the work that it decides about; every change is an atomic batch with the revisions that it was decided
+on, and with its events.
 
 `JetStreamStore` and nats-py are imported on use: an address is checked without them.
 """

@@ -25,6 +25,7 @@ from reefknot.stores.jetstream.streams import (
     StreamInfo,
     drift,
     earlier_design,
+    earlier_events,
     is_of_earlier_design,
     lacks_subjects,
     state_stream,
@@ -107,6 +108,8 @@ async def _store_findings(connection: Connection, open_jobs: int | None) -> list
     except RefusedError as error:
         if error.number != NOT_FOUND:
             return [problem_of("stream", error)]
+        if (old := await earlier_events(connection)) is not None:
+            return [problem_of("stream", earlier_design(connection, old))]
         way_out = "`reefknot submit`, `run`, `up`, `worker start` and `router start` make it"
         return [Finding("stream", "warning", f"there is no stream {name} yet", way_out)]
     except StoreError as error:

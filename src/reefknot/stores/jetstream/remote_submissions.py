@@ -76,7 +76,7 @@ class RemoteSubmissions:
             return None, False
         try:
             answer = await self._connection.request(self._subject, body, timeout=ANSWER_S)
-            return (_answers.decode(answer.data), False) if answer.data else (None, False)
+            return (_answers.decode(answer.data), False) if answer.data else (None, True)
         except NobodyThereError:
             return None, False
         except (StoreUnavailableError, msgspec.DecodeError) as error:

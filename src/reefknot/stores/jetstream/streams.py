@@ -266,8 +266,7 @@ async def _create(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:
     except (RefusedError, StoreFullError) as error:
         shown = connection.options.shown
         if isinstance(error, RefusedError) and error.number == OVERLAP:
-            old = f"{connection.options.name}_audit"
-            if await _exists(connection, old):
+            if (old := await earlier_events(connection)) is not None:
                 raise earlier_design(connection, old) from error
             problem = f"another stream has subjects of {name} ({error.text})"
             raise StoreVersionError(shown, problem, "use a store of another name: nats://HOST:PORT/NAME") from error
@@ -280,12 +279,14 @@ async def _create(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:
         raise StoreUnavailableError(shown, problem, way_out) from error
 
 
-async def _exists(connection: Connection, name: str) -> bool:
+async def earlier_events(connection: Connection) -> str | None:
+    """The stream in which the earlier design kept the events of this store, if there is one."""
+    name = f"{connection.options.name}_audit"
     try:
-        await stream_info(connection, name)
-    except RefusedError:
-        return False
-    return True
+        found = await stream_info(connection, name)
+    except StoreUnavailableError:
+        return None
+    return name if f"{connection.options.name}.audit.>" in (found.config.get("subjects") or []) else None
 
 
 def drift(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:

@@ -128,6 +128,11 @@ class JetStreamWorkQueue(TableWorkQueue):
         found = await self.state.read_directly(unknown) if unknown else []
         await self.look(lambda _: self.state.take_records(unknown, found))
 
+    def _seems_taken(self, work_id: str) -> bool:
+        """Whether a worker has this item as far as is known here: a router may have taken it back since."""
+        item = self.table.items.get(work_id)
+        return item is not None and not core.is_unassigned(item)
+
     def _is_current(self, work_id: str) -> bool:
         item = self.table.items.get(work_id)
         return item is not None and item.state in _OPEN and self.state.is_mirrored(item)
@@ -135,23 +140,29 @@ class JetStreamWorkQueue(TableWorkQueue):
     async def enqueue(
         self, items: Sequence[WorkItem], terms: Enqueue = FREELY, *, events: Sequence[AuditEntry] = ()
     ) -> list[Enqueued | Reject]:
-        may_be_kept = False
+        may_be_kept, asked_at = False, self.state.now().wall
         if terms.rules is not None and not self.state.mirrors_all:
             if not terms.owner and not events:
                 answers, may_be_kept = await self._remote.ask(items, terms)
-                if answers is not None:
-                    return answers
+                if answers is not None:  # for a moment two routers may believe that they lead, and one keep it first
+                    return await self._without_own(items, answers, asked_at)
             await self.state.mirror()
         kept = await super().enqueue(items, terms, events=events)
-        if may_be_kept and Enqueued.DUPLICATE in kept:
-            kept = [await self._as_ours(*one) for one in zip(items, kept, strict=True)]
-        return kept
+        return await self._without_own(items, kept, asked_at - SKEW_MS) if may_be_kept else kept
 
-    async def _as_ours(self, item: WorkItem, answer: Enqueued | Reject) -> Enqueued | Reject:
-        """The answer for a submission that a router may have kept for us without an answer."""
-        known = await self.get(item.id) if answer is Enqueued.DUPLICATE else None
-        is_ours = known is not None and known.payload == item.payload and known.trace_id == item.trace_id
-        return Enqueued.ACCEPTED if is_ours else answer
+    async def _without_own(
+        self, items: Sequence[WorkItem], answers: Sequence[Enqueued | Reject], since: int
+    ) -> list[Enqueued | Reject]:
+        """The answers, in which no item is a duplicate of what a router has kept for this very submission."""
+
+        async def own(item: WorkItem, answer: Enqueued | Reject) -> Enqueued | Reject:
+            known = await self.get(item.id) if answer is Enqueued.DUPLICATE else None
+            if known is None or known.created_at < since:
+                return answer
+            is_own = known.payload == item.payload and known.trace_id == item.trace_id
+            return Enqueued.ACCEPTED if is_own else answer
+
+        return [await own(*one) for one in zip(items, answers, strict=True)]
 
     led_by_one = True
 
@@ -169,11 +180,16 @@ class JetStreamWorkQueue(TableWorkQueue):
         events: Sequence[AuditEntry] = (),
     ) -> list[WorkItem | None]:
         if not self.state.mirrors_all:
-            await self._load_soon([item.id for item in items])
+            ids = [item.id for item in items]
+            await self._load_soon(ids)
+            await self.load([one for one in ids if self._seems_taken(one)])
         return await super().assign(items, start=start, owner=owner, lease=lease, events=events)
 
     async def claim(self, n: int, claim: WorkClaim) -> list[WorkItem]:
-        await self.follow(claim.classes)
+        if n or claim.only is None:
+            await self.follow(claim.classes)
+        else:  # whether the leases of these ran out
+            await self.load(list(claim.only))
         if not n and self.table.soonest(claim.classes, self.state.now()) > 0:
             return []
         return [await self._whole(item) for item in await super().claim(n, claim)]
