@@ -298,6 +298,23 @@ async def page(
     raise UnansweredError(connection.options.shown, problem, "check the server's load, and try again")
 
 
+async def stored_now(
+    connection: Connection, stream: str, filters: Sequence[str], *, most: int
+) -> AsyncIterator[list[StreamMessage]]:
+    """
+    The messages of these filters that were stored before this, `most` at a time.
+
+    It ends however many are stored in the meantime, while `scan` follows until it has caught up with all.
+    """
+    info = json.decode(await connection.api(f"STREAM.INFO.{stream}"), type=StreamInfo).state
+    at, is_more = 0, True
+    while is_more:
+        some, is_more = await page(connection, stream, filters, start=behind(at), most=most)
+        yield [one for one in some if one.sequence <= info["last_seq"]]
+        at = some[-1].sequence if some else info["last_seq"]
+        is_more = is_more and at < info["last_seq"]
+
+
 async def _pull(
     connection: Connection, stream: str, filters: Sequence[str], *, start: Start, most: int
 ) -> tuple[list[StreamMessage], int]:
