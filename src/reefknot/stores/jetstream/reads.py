@@ -37,7 +37,7 @@ R = TypeVar("R")
 _NANOSECONDS = 1_000_000_000
 
 
-class StreamMessage(Struct, frozen=True):
+class StreamMessage(Struct, frozen=True, gc=False):
     """A stored message."""
 
     subject: str
