@@ -387,7 +387,7 @@ def _announce_no_ends() -> None:
     async def say_nothing(self: Commits, over: object) -> None:
         """The message is lost."""
 
-    Commits._tell_waiters = say_nothing  # type: ignore[method-assign]
+    Commits._announce_ends = say_nothing  # type: ignore[method-assign]
 
 
 def _repeat_and_swap(repeated: Callable[[bytes], bytes] = lambda body: body) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from reefknot.console.nats_servers import NatsServer
-from reefknot.queue.model.work import Quarantine, WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import EVERYTHING, Settlement, WorkClaim
+from reefknot.queue.model.work import ROUTER, Quarantine, WorkDone, WorkItem, WorkState, worker_class
+from reefknot.queue.port.work_queue import EVERYTHING, Settlement, WorkClaim, WorkFilter
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream import JetStreamStore, reads, work
 from reefknot.testing.conformance.listings import listed
@@ -141,3 +141,44 @@ async def test_the_quarantine_of_an_idle_class_is_counted_and_read_once(
         assert read == ["all"], "from then on its class is known"
         await store.quarantine.requeue(EVERYTHING, who="ann")
         assert (await store.work.snapshot()).counts["idle"][WorkState.PENDING] == 2
+
+
+OWN = worker_class("cpu", "worker-1")
+
+
+async def seen_in_all(store: JetStreamStore) -> tuple[object, ...]:
+    """What a look at the alerts asks of all open work."""
+    submissions = await store.work.search(WorkFilter(classes=(ROUTER,)))
+    snapshot = await store.work.snapshot()
+    return await store.leases.owners(), [one.id for one in submissions.items], snapshot.counts
+
+
+@pytest.mark.parametrize("is_worker", [True, False], ids=["", "control: a process without a queue mirrors"])
+async def test_a_worker_answers_questions_about_all_work_without_a_mirror(
+    monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, is_worker: bool
+) -> None:
+    """Pages are short here, and an answer holds for no other question."""
+    monkeypatch.setattr(work, "MOST_READ", 2)
+    monkeypatch.setattr(work, "READ_AGAIN_S", 0.0)
+    url = f"{nats_server.url}/{new_id()}"
+    async with opened(url) as others, opened(url) as store:
+        await store.work.claim(1, WorkClaim(owner="w", classes=[OWN if is_worker else "io"]))
+        await others.work.enqueue([WorkItem(f"a{number}", "t", ROUTER, pool="cpu") for number in range(5)])
+        await submitted(others, ["b", "c"])
+        await others.work.claim(1, WorkClaim(owner="other", classes=["io"]))
+        names = [f"a{number}" for number in reversed(range(5))]
+        counts = {ROUTER: {WorkState.PENDING: 5}, "io": {WorkState.RUNNING: 1, WorkState.PENDING: 1}}
+        assert await seen_in_all(store) == (["other"], names, counts)
+
+        await store.work.assign([WorkItem("d", "t", OWN, pool="cpu")])
+        assert (await store.work.snapshot()).counts == {**counts, OWN: {WorkState.PENDING: 1}}
+        assert store.state.mirrors_all is not is_worker
+
+
+async def test_a_read_of_what_is_stored_ends_although_more_is_stored_all_the_time(store: JetStreamStore) -> None:
+    await submitted(store, ["a", "b", "c"])
+    state, found = store.state, list[str]()
+    async for page in reads.stored_now(store.state.connection, state.names.state, [state.names.all_work()], most=1):
+        found += [one.subject.rpartition(".")[2] for one in page]
+        await submitted(store, [f"more-{len(found)}"])
+    assert found == ["a", "b", "c"]

@@ -128,7 +128,7 @@ class BoundedTasks:
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
-    async def run_logged(self, what: str, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
+    async def run_logged(self, what: str, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Await `work(*args)` here, whatever the bound; a failure becomes a log line, an outage one a minute."""
         try:
             await work(*args)

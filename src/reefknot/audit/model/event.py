@@ -119,7 +119,7 @@ def answer_of(decision: Decision) -> tuple[str, float | None]:
     return decision.reason.value, None
 
 
-class Event(Struct, frozen=True, tag_field="event_type", kw_only=True):
+class Event(Struct, frozen=True, gc=False, tag_field="event_type", kw_only=True):
     """The fields of every event: when it happened, and what it belongs to."""
 
     timestamp: str

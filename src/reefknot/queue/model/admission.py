@@ -216,7 +216,7 @@ class Oldest(Struct, frozen=True):
     waited_ms: int
 
 
-class QueueView(Struct, frozen=True, omit_defaults=True):
+class QueueView(Struct, frozen=True, gc=False, omit_defaults=True):
     """A queue as it stands before the arrival."""
 
     depth: int = 0
@@ -233,7 +233,7 @@ class QueueView(Struct, frozen=True, omit_defaults=True):
         return QueueView(self.depth, draining=self.draining)
 
 
-class Arrival(Struct, frozen=True, omit_defaults=True):
+class Arrival(Struct, frozen=True, gc=False, omit_defaults=True):
     """The work to be admitted. `deadline_ms` is the time left, if a deadline was given."""
 
     priority: int = 0

@@ -72,7 +72,7 @@ class StepStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Job(Struct, frozen=True, omit_defaults=True):
+class Job(Struct, frozen=True, gc=False, omit_defaults=True):
     """The work to do: the block's type, and its inputs."""
 
     type: str
@@ -81,19 +81,19 @@ class Job(Struct, frozen=True, omit_defaults=True):
     resources: dict[str, Any] | None = None
 
 
-class Executor(Struct, frozen=True, omit_defaults=True):
+class Executor(Struct, frozen=True, gc=False, omit_defaults=True):
     provider_id: str | None = None
     channel: str | None = None
 
 
-class RetryOptions(Struct, frozen=True, omit_defaults=True):
+class RetryOptions(Struct, frozen=True, gc=False, omit_defaults=True):
     """The retry options of a request: how many retries, and how long the first wait is."""
 
     max_attempts: int | None = None
     backoff_ms: int | None = None
 
 
-class AssignmentOptions(Struct, frozen=True, omit_defaults=True):
+class AssignmentOptions(Struct, frozen=True, gc=False, omit_defaults=True):
     priority: int | str = 0
     deadline_ms: int | None = None
     timeout_ms: int | None = None
@@ -103,13 +103,13 @@ class AssignmentOptions(Struct, frozen=True, omit_defaults=True):
     attempt_timeout_ms: int | None = None
 
 
-class Correlation(Struct, frozen=True, omit_defaults=True):
+class Correlation(Struct, frozen=True, gc=False, omit_defaults=True):
     trace_id: str | None = None
     traceparent: str | None = None
     """The span that the assignment was submitted in, by W3C Trace Context. One that is not valid is ignored."""
 
 
-class ExecAssignment(Struct, frozen=True, omit_defaults=True):
+class ExecAssignment(Struct, frozen=True, gc=False, omit_defaults=True):
     """A router's request that a worker runs a job."""
 
     assignment_id: str
@@ -172,7 +172,7 @@ class ExecAssignment(Struct, frozen=True, omit_defaults=True):
         return given
 
 
-class ExecAssignmentAck(Struct, frozen=True, omit_defaults=True):
+class ExecAssignmentAck(Struct, frozen=True, gc=False, omit_defaults=True):
     """A worker's acknowledgement of an assignment. The baseline omits the fields after `message`."""
 
     assignment_id: str
@@ -185,13 +185,13 @@ class ExecAssignmentAck(Struct, frozen=True, omit_defaults=True):
     retry_after_ms: int | UnsetType = UNSET
 
 
-class ResultJob(Struct, frozen=True):
+class ResultJob(Struct, frozen=True, gc=False):
     """The job of a result."""
 
     type: str
 
 
-class ExecResult(Struct, frozen=True, omit_defaults=True):
+class ExecResult(Struct, frozen=True, gc=False, omit_defaults=True):
     """The result of an assignment."""
 
     assignment_id: str
@@ -259,7 +259,7 @@ class Fleet(Struct, frozen=True):
     workers: int
 
 
-class StepRequest(Struct, frozen=True):
+class StepRequest(Struct, frozen=True, gc=False):
     """A step for a block to run."""
 
     type: str

@@ -52,18 +52,24 @@ class WorkerContext(OwnerContext, frozen=True, kw_only=True):
     def worker_id(self) -> str:
         return self.name
 
-    async def send_all(self, messages: Iterable[WorkerMessage]) -> None:
-        """Publish these in order. One that fails is logged: it is stored, and who asks again gets it."""
-        waiting = deque(messages)
+    async def send_all(self, messages: Iterable[WorkerMessage]) -> list[bool]:
+        """
+        Publish these in order; returns which were sent. One that fails is logged: it is stored, and who asks again gets
+        it.
+        """
+        waiting, sent = deque(messages), list[bool]()
         while waiting:
             try:
                 with self.timeouts.timeout(PUBLISH_S):
                     for one in tuple(waiting)[:PUBLISH_BATCH]:
                         await self.transport.publish(one.subject, one.body, message_id=one.message_id, to=one.to)
                         waiting.popleft()
+                        sent.append(True)
             except Exception as error:
                 what = waiting.popleft().what
+                sent.append(False)
                 logger().error("%s: %s was not sent (%s)", self.name, what, error_text(error))
+        return sent
 
     async def send_ack(self, ack: ExecAssignmentAck) -> None:
         await self._publish(ACK, encode(ack))

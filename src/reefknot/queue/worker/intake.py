@@ -184,13 +184,16 @@ class Intake:
         await self._tasks.start("acks could not be sent", self._answer_all, answered)
 
     async def _answer_all(self, answered: list[tuple[IntakeResult, Delivery]]) -> None:
-        acks = list[WorkerMessage]()
+        plain = list[tuple[IntakeResult, Delivery]]()
         for result, delivery in answered:
-            if result.evicted is None and result.duplicate is None and delivery.done is None:
-                acks.append(WorkerMessage.of_ack(result.ack, delivery.sender))
+            if result.evicted is None and result.duplicate is None:
+                plain.append((result, delivery))
             else:
                 await self._tasks.run_logged(_NOT_TAKEN, self._answer, result, delivery)
-        await self._context.send_all(acks)
+        sent = await self._context.send_all(WorkerMessage.of_ack(one.ack, given.sender) for one, given in plain)
+        for (_, delivery), is_sent in zip(plain, sent, strict=True):
+            if is_sent and delivery.done is not None:
+                await self._tasks.run_logged(_NOT_TAKEN, delivery.done)
 
     async def _answer(self, result: IntakeResult, delivery: Delivery) -> None:
         if result.evicted is not None:

@@ -61,7 +61,7 @@ _RESULT_OF = {
 }
 
 
-class AdmittedAs(Struct, frozen=True, omit_defaults=True):
+class AdmittedAs(Struct, frozen=True, gc=False, omit_defaults=True):
     """The changes that admission made to an assignment, and the queue that it met. Stored with the assignment."""
 
     skip_retries: bool = False
@@ -78,7 +78,7 @@ class AdmittedAs(Struct, frozen=True, omit_defaults=True):
         return cls(change.skip_retries, change.timeout_factor, skips, *met)
 
 
-class AcceptedWork(Struct, frozen=True):
+class AcceptedWork(Struct, frozen=True, gc=False):
     """An accepted assignment, and how it was admitted."""
 
     assignment: ExecAssignment

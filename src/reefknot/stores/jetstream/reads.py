@@ -37,7 +37,7 @@ R = TypeVar("R")
 _NANOSECONDS = 1_000_000_000
 
 
-class StreamMessage(Struct, frozen=True):
+class StreamMessage(Struct, frozen=True, gc=False):
     """A stored message."""
 
     subject: str
@@ -296,6 +296,23 @@ async def page(
             return found, pending > len(found)
     problem = f"a page of {stream} was not sent in {PAGE_TRIES} tries"
     raise UnansweredError(connection.options.shown, problem, "check the server's load, and try again")
+
+
+async def stored_now(
+    connection: Connection, stream: str, filters: Sequence[str], *, most: int
+) -> AsyncIterator[list[StreamMessage]]:
+    """
+    The messages of these filters that were stored before this, `most` at a time.
+
+    It ends however many are stored in the meantime, while `scan` follows until it has caught up with all.
+    """
+    info = json.decode(await connection.api(f"STREAM.INFO.{stream}"), type=StreamInfo).state
+    at, is_more = 0, True
+    while is_more:
+        some, is_more = await page(connection, stream, filters, start=behind(at), most=most)
+        yield [one for one in some if one.sequence <= info["last_seq"]]
+        at = some[-1].sequence if some else info["last_seq"]
+        is_more = is_more and at < info["last_seq"]
 
 
 async def _pull(

@@ -50,7 +50,7 @@ INLINE_PAYLOAD, INLINE_RESULT, PART = 4096, 64 << 10, 512 << 10
 Kept = tuple[str, int, int]
 
 
-class Message(Struct):
+class Message(Struct, gc=False):
     """A message of a batch. `expected` is the sequence of the last one on its subject, or on those of `over`."""
 
     subject: str
@@ -74,7 +74,7 @@ class Message(Struct):
         return headers
 
 
-class StoredItem(Struct, frozen=True, array_like=True):
+class StoredItem(Struct, frozen=True, gc=False, array_like=True):
     """The record of a work item; a payload or result in parts is stored in further messages."""
 
     item: WorkItem

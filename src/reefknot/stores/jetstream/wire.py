@@ -49,8 +49,8 @@ NO_TLS = "the server does not ask for TLS"
 DENIED = "permissions violation"
 _VERSION = "NATS/1.0"
 _STATUS = len(_VERSION)
-Written = tuple[str, bytes, Mapping[str, str]]
-"""A message to write: its subject, body and headers."""
+Written = tuple[str, bytes, dict[str, str]]
+"""A message to write: its subject, body and headers, to which those of its batch are added."""
 
 
 class Heard:
@@ -83,6 +83,8 @@ Hear = Callable[[Heard], Awaitable[None] | None]
 
 def read_headers(raw: bytes) -> dict[str, str]:
     """The headers of a message by name, without the server's status."""
+    if not raw:
+        return {}
     lines = raw.decode("utf-8", "replace").split("\r\n")[1:]
     return {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}
 
@@ -275,12 +277,11 @@ def line_of(subject: str, body: bytes, headers: Mapping[str, str] | None = None,
 
 def batch_lines(messages: Sequence[Written], batch_id: str) -> bytes:
     """The bytes that send the first messages of an atomic batch, which the server answers only at its end."""
-    return b"".join(
-        [
-            line_of(subject, body, {**headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(number)})
-            for number, (subject, body, headers) in enumerate(messages, 1)
-        ]
-    )
+    lines = list[bytes]()
+    for number, (subject, body, headers) in enumerate(messages, 1):
+        headers[BATCH_ID], headers[BATCH_SEQUENCE] = batch_id, str(number)
+        lines.append(line_of(subject, body, headers))
+    return b"".join(lines)
 
 
 class ApiRefusal(Struct):

@@ -3,7 +3,7 @@ Work and leases of a store on JetStream: the table of what this process knows, i
 
 A call that concerns work which this process holds, or names, needs no mirror (see `state`). A claim mirrors the pool of
 its class, unless the class is one worker's own. Only claims of the router's class, admission, and questions about all
-open work mirror all of it.
+open work mirror all of it; for such a question a process with workers alone reads it once.
 """
 
 from __future__ import annotations
@@ -39,17 +39,31 @@ from reefknot.queue.port.work_queue import (
 from reefknot.stores.jetstream.commits import Commits, run_apart
 from reefknot.stores.jetstream.connection import Connection
 from reefknot.stores.jetstream.ended_work import EndedWork
-from reefknot.stores.jetstream.reads import StreamMessage, count, gathered, last_message, newest, scan, scan_each
+from reefknot.stores.jetstream.reads import (
+    StreamMessage,
+    count,
+    gathered,
+    last_message,
+    newest,
+    scan,
+    scan_each,
+    stored_now,
+)
 from reefknot.stores.jetstream.remote_submissions import RemoteSubmissions
 from reefknot.stores.jetstream.state import Message, State, StoredItem
 from reefknot.stores.jetstream.streams import OPEN, StreamInfo, token_of
 from reefknot.stores.work_in_memory.queue import TableLeases, TableWorkQueue
+from reefknot.stores.work_in_memory.table import WorkTable
 
 R = TypeVar("R")
 _Change = Callable[[WorkItem, Moment], WorkItem]
 MOST_SWEPT = 10_000
 PAGE = 100
 """Items that an operator's action changes in one batch."""
+MOST_READ = 500
+"""Records of one page of all open work."""
+READ_AGAIN_S = 1.0
+"""How long what was read of all open work answers questions about it: the questions of one look share a read."""
 SKEW_MS = 2_000
 """Largest difference between the time of a record and the server's."""
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
@@ -69,6 +83,11 @@ class JetStreamWorkQueue(TableWorkQueue):
         self._remote = RemoteSubmissions(state.connection, state.names)
         self._followed: set[str] = set()
         """The classes whose open work is known here."""
+        self._has_queue = False
+        """Whether a worker of this process has a queue of its own."""
+        self._read_table: WorkTable | None = None
+        """All open work as it was last read, without a mirror."""
+        self._read_at = 0.0
         self._pools_aside: set[str] = set()
         """Classes with work in quarantine, as of the last snapshot."""
 
@@ -83,6 +102,7 @@ class JetStreamWorkQueue(TableWorkQueue):
                 continue
             if worker_of(name):  # what others do to a worker's own queue it learns by its compare-and-sets
                 await self._read_queue(name)
+                self._has_queue = True
             else:
                 await self.state.mirror_pool(name)
             self._followed.add(name)
@@ -101,6 +121,25 @@ class JetStreamWorkQueue(TableWorkQueue):
                     self.state.load(stored, message.sequence, message.subject)
 
         await self.look(take)
+
+    async def open_work(self) -> WorkTable:
+        """
+        The table with all open work: that of the mirror, which begins with this, or one that is read for this question.
+
+        A process with workers and no router asks only now and then, while no router runs at all. A mirror would bring
+        it every change of its own once more.
+        """
+        if self.state.mirrors_all or not self._has_queue:
+            await self.state.mirror()
+            return self.table
+        if self._read_table is None or self.state.clock.now() - self._read_at >= READ_AGAIN_S:
+            names, table = self.state.names, WorkTable(self.state.offered)
+            async for page in stored_now(self.state.connection, names.state, [names.all_work(OPEN)], most=MOST_READ):
+                now = self.state.now()
+                for stored in _decoded(page):
+                    table.put(stored.item, now, stored.order)
+            self._read_table, self._read_at = table, self.state.clock.now()
+        return self._read_table
 
     async def write(
         self, run: Callable[[Moment], R], *, ids: Sequence[str] = (), wake: bool = True, is_soft: bool = False
@@ -126,7 +165,8 @@ class JetStreamWorkQueue(TableWorkQueue):
         """Load the records of these items that are not known here, perhaps not their latest: a write tells."""
         unknown = [one for one in dict.fromkeys(ids) if one not in self.table.items]
         found = await self.state.read_directly(unknown) if unknown else []
-        await self.look(lambda _: self.state.take_records(unknown, found))
+        if any(revision for _, revision, _ in found):  # else there is nothing to take, nor a batch to wait for
+            await self.look(lambda _: self.state.take_records(unknown, found))
 
     def _seems_taken(self, work_id: str) -> bool:
         """Whether a worker has this item as far as is known here: a router may have taken it back since."""
@@ -305,17 +345,18 @@ class JetStreamWorkQueue(TableWorkQueue):
     async def search(
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
     ) -> WorkPage:
-        if which.classes:
+        table = self.table
+        if which.classes and core.ROUTER not in which.classes:
             await self.follow(which.classes)
-        elif which.state is None or which.state in _OPEN or which.gone is not None:
-            await self.state.mirror()
+        elif which.classes or which.state is None or which.state in _OPEN or which.gone is not None:
+            table = await self.open_work()
         last = await self._place(after) if after else None
         if after and last is None:
             return WorkPage([])
 
         def choose(ended: _Listed, now: Moment) -> list[WorkItem]:
-            open_items = [item for item in self.table.items.values() if item.state in _OPEN]
-            order_of = self.table.order_of
+            open_items = [item for item in table.items.values() if item.state in _OPEN]
+            order_of = table.order_of
             everything = ended | {one.id: ((one.created_at, order_of(one.id), one.id), one) for one in open_items}
             wanted = [
                 (place, item)
@@ -363,8 +404,10 @@ class JetStreamWorkQueue(TableWorkQueue):
             yield _listed(messages), left_out
 
     async def snapshot(self, gone: Collection[str] = ()) -> WorkSnapshot:
+        table = await self.open_work()
+
         def open_work(now: Moment) -> WorkSnapshot:
-            found = self.table.snapshot(gone, now=now)
+            found = table.snapshot(gone, now=now)
             return WorkSnapshot(
                 {
                     name: {state: n for state, n in states.items() if state in _OPEN}
@@ -374,11 +417,12 @@ class JetStreamWorkQueue(TableWorkQueue):
                 found.oldest_ms,
             )
 
-        await self.state.mirror()
         names, aside = self.state.names, WorkState.QUARANTINED
         every = await count(self.state.connection, names.state, [names.all_work(aside.value)])
         found = await self.look(open_work)
-        known = {item.pool for item in self.table.items.values()} | set(self.table.service_times)
+        known = {item.pool for one in (self.table, table) for item in one.items.values()} | set(
+            self.table.service_times
+        )
         wanted = [(pool, state) for pool in sorted(known | self._pools_aside) for state in _NOT_OPEN]
         subjects = [names.all_work(state.value, token_of(pool)) for pool, state in wanted]
         numbers = await gathered(lambda one: count(self.state.connection, names.state, [one]), subjects)
@@ -477,8 +521,11 @@ class JetStreamLeases(TableLeases):
         self._ours = work
 
     async def owners(self, *, silent_for: float = 0.0, classes: Sequence[str] = ()) -> list[str]:
-        await self._ours.follow(classes)
-        return await super().owners(silent_for=silent_for, classes=classes)
+        if classes:
+            await self._ours.follow(classes)
+            return await super().owners(silent_for=silent_for, classes=classes)
+        table = await self._ours.open_work()
+        return await self._ours.look(lambda now: table.owners(now=now, silent_for=silent_for))
 
     def extend(self, held: Sequence[Held], *, lease: float) -> None:
         lease_ms = milliseconds(lease)

@@ -24,7 +24,7 @@ from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.work import WorkItem
 from reefknot.queue.port.work_queue import Enqueue, Enqueued, TakeOver
-from reefknot.stores.jetstream import handover
+from reefknot.stores.jetstream import remote_submissions
 from reefknot.stores.jetstream.work import JetStreamWorkQueue
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
@@ -45,9 +45,9 @@ def address(nats_server: NatsServer) -> str:
 async def served(store: Store, take: TakeOver | None) -> None:
     """Let a store take over what is submitted, as the router that leads does; returns when the server knows."""
     assert isinstance(store.work, JetStreamWorkQueue)
-    store.work.hand_over_to(take)
+    store.work.take_submissions(take)
     async with asyncio.timeout(10):
-        while (store.work._handover._subscription is None) is (take is not None):  # noqa: ASYNC110 - a background task
+        while (store.work._remote._subscription is None) is (take is not None):  # noqa: ASYNC110 - a background task
             await asyncio.sleep(0.01)
     await store.work.state.connection.round_trip()
 
@@ -78,7 +78,7 @@ class Fate:
             case "lost":
                 await asyncio.Event().wait()
             case "late":
-                await asyncio.sleep(handover.ANSWER_S + 1.0)
+                await asyncio.sleep(remote_submissions.ANSWER_S + 1.0)
                 self.late.set_result(await keep())
             case "kept, and not answered":
                 await keep()
