@@ -126,6 +126,8 @@ _SOONEST = (
 class SqliteWorkQueue(WorkByFilter, WakingQueue):
     """The work of a SQLite store."""
 
+    led_by_one = True
+
     def __init__(self, context: StoreContext) -> None:
         WorkByFilter.__init__(self, context)
         WakingQueue.__init__(self, context.waiters)
