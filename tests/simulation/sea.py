@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from reefknot.queue.port.transport import Delivery, Room
+from reefknot.queue.port.transport import Delivery, Notice, Room
 from reefknot.runtime.clocks import EPOCH
 from reefknot.stores.port import Store
 
@@ -174,6 +174,9 @@ class Port:
     ) -> None:
         await self._process.hop()
         self._sea.send(Delivery(subject, body, headers or {}))
+
+    def notice(self, subject: str, body: bytes, *, message_id: str, to: str) -> Notice | None:
+        return None
 
     def subscribe(self, *subjects: str, limit: int = 1024, room: Room | None = None) -> AsyncIterator[Delivery]:
         return self._sea.listen(subjects, self._process)

@@ -22,6 +22,9 @@ MISSED_UNTIL_GONE = 3
 PROBE_EVERY_S = 2.0
 MOST_UNACKED = 64
 """Most unanswered assignments to one worker. More would be sent on outdated health."""
+SHORT_MS = 5.0
+MOST_TOGETHER = 16
+"""Most assignments in a row for one worker, if it does them within `SHORT_MS`: waking another one would cost more."""
 
 
 class WorkerHealth(Struct, frozen=True):
@@ -125,7 +128,8 @@ class RoutingInputs(Struct, frozen=True, omit_defaults=True):
     The inputs of one choice: the best of `workers`, each as its id, its status, how much it has, and its capacity.
 
     `after` is the worker that was chosen before, which decides among equals; `draw` is there if chance decided. `route`
-    counts how often the assignment was sent; `willing` of the workers had not refused it.
+    counts how often the assignment was sent; `willing` of the workers had not refused it. `together` counts those right
+    before it that went to the same worker: it follows them because they are short, and no other worker is named.
     """
 
     best: tuple[Candidate, ...]
@@ -134,6 +138,7 @@ class RoutingInputs(Struct, frozen=True, omit_defaults=True):
     after: str = ""
     draw: float | None = None
     route: int = 1
+    together: int = 0
 
     def recorded(self) -> dict[str, Any]:
         """Inputs as an event has them, without the figures of a healthy worker that had no rival."""
@@ -155,18 +160,22 @@ class WorkerRanking:
     Chooses workers of one class, one assignment after the other.
 
     Each choice counts as load of the one that was chosen, so the next assignment sees it. Equals take turns, from
-    the one `after` the last that was chosen. A choice costs the logarithm of the number of workers, not the number.
+    the one `after` the last that was chosen. Up to `together` in a row go to the same healthy worker. A choice
+    costs the logarithm of the number of workers, not the number.
     """
 
-    __slots__ = ("_able", "_after", "_anybody", "_line", "_probes")
+    __slots__ = ("_able", "_after", "_anybody", "_given", "_held", "_left", "_line", "_probes", "_together")
 
-    def __init__(self, workers: Iterable[WorkerHealth], now: float, after: str = "") -> None:
+    def __init__(self, workers: Iterable[WorkerHealth], now: float, after: str = "", *, together: int = 1) -> None:
         here = [one for one in workers if not one.gone(now)]
         sick = [one for one in here if one.status is OverloadStatus.CRITICAL]
         due = [one for one in sick if now - one.probed_at >= PROBE_EVERY_S]
         self._anybody = bool(here)
         self._able = len(here) > len(sick)
         self._after = after
+        self._together = together
+        self._held, self._given, self._left = "", 0, 0
+        """The last worker, how many in a row it has got, and how many more it gets, which count as its load already."""
         self._probes = sorted(((one.load, one.worker_id, one) for one in due), key=lambda one: one[:2], reverse=True)
         self._line = [
             (one.status.severity, one.load, one.worker_id <= after, one.worker_id, one.unacked, one)
@@ -178,26 +187,34 @@ class WorkerRanking:
     @property
     def needs_draw(self) -> bool:
         """Whether chance decides about the next assignment: the best worker is overloaded."""
-        return not self._probes and bool(self._line) and self._line[0][0] == OverloadStatus.OVERLOADED.severity
+        is_open = not self._probes and not self._left and bool(self._line)
+        return is_open and self._line[0][0] == OverloadStatus.OVERLOADED.severity
 
     def choose(self, draw: float) -> Chosen | Nobody:
         """The worker of the next assignment. `draw` matters only if it `needs_draw`."""
         if self._probes:
             return Chosen(self._probes.pop()[1], probe=True)
+        if self._left:
+            self._given, self._left = self._given + 1, self._left - 1
+            return Chosen(self._held)
         if not self._line:
             return Nobody(self._why())
         severity, _, waits, worker_id, unacked, health = self._line[0]
         if severity == OverloadStatus.OVERLOADED.severity and draw < 0.5:
             return Nobody(Why.PASSED_OVER)
-        if unacked + 1 < MOST_UNACKED:
-            counted = structs.replace(health, unacked=unacked + 1)
-            heapreplace(self._line, (severity, counted.load, waits, worker_id, unacked + 1, counted))
+        number = min(self._together, MOST_UNACKED - unacked) if severity == OverloadStatus.HEALTHY.severity else 1
+        if unacked + number < MOST_UNACKED:
+            counted = structs.replace(health, unacked=unacked + number)
+            heapreplace(self._line, (severity, counted.load, waits, worker_id, unacked + number, counted))
         else:
             heappop(self._line)
+        self._held, self._given, self._left = worker_id, 1, number - 1
         return Chosen(worker_id)
 
     def inputs(self, *, workers: int = 1, willing: int = 1, draw: float | None = None, route: int = 1) -> RoutingInputs:
         """The inputs of the next choice. In a heap, the first three are among the first seven."""
+        if self._left and not self._probes:
+            return RoutingInputs((Candidate(self._held),), workers, willing, route=route, together=self._given)
         if self._probes:
             best = [health for _, _, health in self._probes[-1 : -MOST_RECORDED - 1 : -1]]
         elif len(self._line) == 1:

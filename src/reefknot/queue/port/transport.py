@@ -48,6 +48,14 @@ class Room(Protocol):
         """Whether the receiver takes anything at all; if not, the transport also takes back what it has asked for."""
 
 
+class Notice(Struct):
+    """A message that a store can write in the same step as what it tells of."""
+
+    message: Any
+    """As the transport and its store know it."""
+    is_sent: bool = False
+
+
 class Transport(Protocol):
     """Publishes and listens."""
 
@@ -58,6 +66,13 @@ class Transport(Protocol):
         Send without waiting for the arrival. Where the engine supports it, a repeated `message_id` is delivered once.
 
         `to` is the `sender` of a delivery, when the message concerns that end alone: others may get it, or not.
+        """
+
+    def notice(self, subject: str, body: bytes, *, message_id: str, to: str) -> Notice | None:
+        """
+        The message for `Settlement.notice`, instead of `publish` after the report.
+
+        None where messages are not in the store, or where one of its listeners does not read them there.
         """
 
     def subscribe(self, *subjects: str, limit: int = 1024, room: Room | None = None) -> AsyncIterator[Delivery]:

@@ -23,6 +23,7 @@ from reefknot.queue.model.failure_groups import FailureGroups, fingerprint_of, h
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.transitions import Transition
 from reefknot.queue.model.work import CRASH_LIMIT, Settled, WorkItem, WorkState, is_ingestion, is_over, visible_state
+from reefknot.queue.port.transport import Notice
 
 
 class Held(Struct, frozen=True, gc=False):
@@ -122,6 +123,8 @@ class Settlement(Struct, frozen=True, gc=False):
     events: tuple[AuditEntry, ...] = ()
     took_ms: float | None = None
     """How long the attempt had its slot, when that tells the speed of the service."""
+    notice: Notice | None = None
+    """The message about it. The store sends it in the same step, if it can and the report is kept."""
 
 
 class WorkSnapshot(Struct, frozen=True):

@@ -150,7 +150,7 @@ class Dispatcher:
             last = self._last.get(name, "")
             if ranking is None or pending.refused_until:
                 workers = self._health.of_class(name, self._table.unacked)
-                ranking = WorkerRanking(workers, now, last)
+                ranking = WorkerRanking(workers, now, last, together=self._health.together(name))
             willing, asked = workers, ranking
             if pending.refused_until:
                 willing = [one for one in workers if pending.refused_until.get(one.worker_id, -inf) <= now]

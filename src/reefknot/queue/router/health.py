@@ -16,6 +16,7 @@ from msgspec import DecodeError, Struct, json
 from reefknot.core.checks import suggest
 from reefknot.core.clock import Clock
 from reefknot.errors import StoreError
+from reefknot.queue.model.admission import KNOWN_AFTER
 from reefknot.queue.model.messages import (
     LONGEST_ID,
     ExecAssignment,
@@ -25,7 +26,8 @@ from reefknot.queue.model.messages import (
     named_class,
     resource_class,
 )
-from reefknot.queue.model.routing import WorkerHealth, WorkerState, worker_state
+from reefknot.queue.model.routing import MOST_TOGETHER, SHORT_MS, WorkerHealth, WorkerState, worker_state
+from reefknot.queue.model.submission import running_mean
 from reefknot.queue.port.control import Control
 from reefknot.runtime.log import logger, printable
 from reefknot.runtime.processes import owner_exists
@@ -53,6 +55,8 @@ class HealthTable:
         self._incarnations: dict[str, str] = {}
         self._slots: dict[str, tuple[int, float]] = {}
         """By class: all slots, and until when the number holds if there is no news."""
+        self._attempts: dict[str, tuple[int, float]] = {}
+        """By class: how many attempts were timed, and the milliseconds of the mean one."""
         self.draining: set[str] = set()
         self._ahead_ms: dict[str, tuple[str, int]] = {}
         """By worker: its incarnation, and how far its wall clock is ahead of this router's, as far as is known."""
@@ -135,6 +139,14 @@ class HealthTable:
     def record_result(self, worker_id: str, name: str, result: ExecResult, now: float) -> None:
         if result.overload_status is not None:
             self._update(worker_id, name, status=result.overload_status, heard_at=now)
+        if isinstance(result.latency_ms, int | float) and 0 < result.latency_ms < inf and name in self._entries:
+            number, mean = self._attempts.get(name, (0, 0.0))
+            self._attempts[name] = number + 1, running_mean(mean, result.latency_ms, number=number + 1)
+
+    def together(self, name: str) -> int:
+        """How many assignments of a class, one after the other, are short enough to go to one worker."""
+        number, mean = self._attempts.get(name, (0, 0.0))
+        return max(1, min(MOST_TOGETHER, int(SHORT_MS / mean))) if number >= KNOWN_AFTER else 1
 
     def probed(self, worker_id: str, name: str, now: float) -> None:
         self._update(worker_id, name, probed_at=now)
@@ -176,6 +188,7 @@ class HealthTable:
                     del by_id[worker_id]
             if not by_id:
                 del self._entries[name]
+                self._attempts.pop(name, None)
         here = {worker_id for by_id in self._entries.values() for worker_id in by_id}
         for known in (self._incarnations, self._ahead_ms):
             for worker_id in known.keys() - here:

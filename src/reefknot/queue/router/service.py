@@ -132,7 +132,8 @@ class Router:
         self._led: bool | None = None
         """Whether it led as of the last change; None before its start."""
         self.health = HealthTable(own_workers)
-        self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._claim_now.set)
+        self._left_here = asyncio.Event()
+        self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._left)
         self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
         self.dispatcher = Dispatcher(context, self.health, self._completion)
         self._inbox = Inbox(
@@ -293,7 +294,8 @@ class Router:
         before: set[str] = set()
         try:
             while True:
-                await asyncio.sleep(CALLERS_S)
+                self._left_here.clear()
+                await _until(self._left_here, CALLERS_S)
                 waiting = {name: task for name, task in waiting.items() if not task.done()}
                 here = self._callers.names()
                 wanted, before = [*self._callers.elsewhere(), *(one for one in here if one in before)], set(here)
@@ -354,6 +356,12 @@ class Router:
                 await self._cancel(name, reason)
 
     # ---- claims -----------------------------------------------------------------------------------------------------
+
+    def _left(self) -> None:
+        """Look for what a local caller left in the store: its work, or its result where another router leads."""
+        self._claim_now.set()
+        if not self._serves:
+            self._left_here.set()
 
     async def _claim_submissions(self) -> None:
         """Claim what other processes submitted, or what came when there was no room, as long as there is some now."""

@@ -151,7 +151,8 @@ class Closing:
             elif isinstance(settled, WorkFailed | Quarantine):
                 settled = msgspec.structs.replace(settled, result=body.decode())
         entries = tuple(self._context.journal.entries(events)) if events else ()
-        settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms)
+        notice = None if body is None else self._context.notice(item.id, body, item.generation, work.sender)
+        settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms, notice)
         end_trace = None
         if trace is not None and report.result is not None:
             end_trace = partial(trace.ended_with, report.result, quarantined=isinstance(settled, Quarantine))
@@ -166,7 +167,9 @@ class Closing:
     # ---- settling ---------------------------------------------------------------------------------------------------
 
     async def _publish(self, kept: list[EndedAttempt]) -> None:
-        ends = [(one.item, one.body, one.to) for one in kept if one.body is not None]
+        """Publish the results that the store has not sent with their reports."""
+        unsent = [one for one in kept if one.settlement.notice is None or not one.settlement.notice.is_sent]
+        ends = [(one.item, one.body, one.to) for one in unsent if one.body is not None]
         await self._context.send_all(
             [WorkerMessage.of_result(item.id, body, item.generation, to) for item, body, to in ends]
         )

@@ -12,7 +12,7 @@ from msgspec import Struct
 from reefknot.core.redaction import Redactor
 from reefknot.queue.execution.settling import OwnerContext
 from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, ExecAssignmentAck, ExecResult, encode
-from reefknot.queue.port.transport import Transport
+from reefknot.queue.port.transport import Notice, Transport
 from reefknot.queue.worker.settings import WorkerSettings
 from reefknot.runtime.log import error_text, logger
 
@@ -70,6 +70,11 @@ class WorkerContext(OwnerContext, frozen=True, kw_only=True):
                 sent.append(False)
                 logger().error("%s: %s was not sent (%s)", self.name, what, error_text(error))
         return sent
+
+    def notice(self, work_id: str, body: bytes, generation: int, to: str) -> Notice | None:
+        """The message with a result for the store to send in the same step, if it can."""
+        name = WorkerMessage.of_result(work_id, body, generation).message_id
+        return self.transport.notice(RESULT, body, message_id=name, to=to)
 
     async def send_ack(self, ack: ExecAssignmentAck) -> None:
         await self._publish(ACK, encode(ack))

@@ -23,7 +23,7 @@ from msgspec import Struct, json, msgpack
 
 from reefknot.errors import StoreError, StoreFullError, StoreUnavailableError
 from reefknot.queue.model.messages import ASSIGN
-from reefknot.queue.port.transport import Delivery, Room
+from reefknot.queue.port.transport import Delivery, Notice, Room
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
@@ -236,6 +236,9 @@ class JetStreamTransport:
         else:
             reply = await self._shared_answers.reply() if subject == ASSIGN else ""
             await self._connection.publish(self._prefix + subject, body, headers=carried, reply=reply)
+
+    def notice(self, subject: str, body: bytes, *, message_id: str, to: str) -> Notice | None:
+        return None  # the server's messages are not in the store
 
     async def _subscribed(self) -> None:
         """Wait until the server has all earlier subscriptions of this process."""

@@ -38,7 +38,7 @@ from reefknot.idempotency.model import Claim, Claimed, ClaimRequest, ClaimResult
 from reefknot.idempotency.port import TakeoverEvents
 from reefknot.queue.model.submission import Capacity, SubmissionRules
 from reefknot.queue.port.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
-from reefknot.queue.port.transport import Delivery, Room
+from reefknot.queue.port.transport import Delivery, Notice, Room
 from reefknot.runtime.changes import Waiters
 from reefknot.runtime.tasks import ReaderQueue
 from reefknot.stores.port import StoredValue, checked_body, checked_name
@@ -503,6 +503,9 @@ class MemoryTransport:
         return False
 
     async def ready(self) -> None: ...  # a subscription is active at once
+
+    def notice(self, subject: str, body: bytes, *, message_id: str, to: str) -> Notice | None:
+        return None  # a message needs no step of its own
 
     def subscribe(self, *subjects: str, limit: int = 1024, room: Room | None = None) -> AsyncIterator[Delivery]:
         line = _Inbox(frozenset(subjects), limit)

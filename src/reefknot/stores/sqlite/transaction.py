@@ -276,7 +276,7 @@ _EXTEND_BLOCK = (
 class Transaction:
     """An open write transaction. `touched` collects the topics it changes, whose waiters are woken."""
 
-    __slots__ = ("_counters", "_events", "_saved", "cache", "connection", "counts", "now", "touched")
+    __slots__ = ("_counters", "_events", "_saved", "at_end", "cache", "connection", "counts", "now", "touched")
 
     def __init__(self, connection: apsw.Connection, now: Moment, cache: RecordCaches) -> None:
         self.connection = connection
@@ -284,6 +284,8 @@ class Transaction:
         self.cache = cache
         self.touched: set[str] = set()
         self.counts = WorkCounts()
+        self.at_end: list[Callable[[], None]] = []
+        """What is to be done after all requests of the transaction."""
         self._events: list[AuditEntry] = []
         self._counters: StoreCounters | None = None
         self._saved: tuple[int, ...] = ()
@@ -307,6 +309,8 @@ class Transaction:
 
         A transaction that touched no topic is not counted: no waiter of another process needs to check it.
         """
+        for act in self.at_end:
+            act()
         self.counts.flush(self.connection)
         is_news = bool(self.touched or self._events)
         counters = () if self._counters is None else structs.astuple(self._counters)

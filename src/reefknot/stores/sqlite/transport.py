@@ -23,7 +23,7 @@ from msgspec import json
 
 from reefknot.errors import ReefknotError
 from reefknot.queue.model.messages import ACK, RESULT
-from reefknot.queue.port.transport import Delivery, Room
+from reefknot.queue.port.transport import Delivery, Notice, Room
 from reefknot.runtime.changes import until
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
@@ -64,10 +64,14 @@ class Outgoing:
 
     async def put(self, name: str, message: rows.Message) -> None:
         """Queue a message, as soon as there is room."""
-        while self._on_the_way >= MOST or self._full[message[2]]:
+        while not self.has_room(message[2]):
             self._moved.clear()
             await self._moved.wait()
         self._send((name, message))
+
+    def has_room(self, subject: str) -> bool:
+        """Whether a message can be written now, as far as is known."""
+        return self._on_the_way < MOST and not self._full[subject]
 
     def _send(self, one: Named) -> asyncio.Future[bool]:
         within = ANSWER_WITHIN_S if one[1][2] in ANSWERS else 0.0
@@ -227,6 +231,14 @@ class SqliteTransport:
         except BaseException:
             self._forget(name)
             raise
+
+    def notice(self, subject: str, body: bytes, *, message_id: str, to: str) -> Notice | None:
+        if to == self._origin or not self._outgoing.has_room(subject):
+            return None
+        if not to and any(subject in line.subjects for line in self._lines):
+            return None
+        message: rows.Message = (self._origin, to, subject, message_id, "{}", body)
+        return Notice(message)
 
     def _is_new(self, name: str) -> bool:
         if name in self._seen:

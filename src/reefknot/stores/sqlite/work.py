@@ -22,6 +22,7 @@ from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.submission import BatchAdmission, Displace
 from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.queue.port.transport import Notice
 from reefknot.queue.port.work_queue import (
     EVERYTHING,
     FREELY,
@@ -42,6 +43,7 @@ from reefknot.stores.sqlite import admission
 from reefknot.stores.sqlite import upkeep as retention
 from reefknot.stores.sqlite import work_rows as rows
 from reefknot.stores.sqlite.connection import query
+from reefknot.stores.sqlite.message_rows import publish_batch
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import Transaction, each, write_apart
 from reefknot.stores.sqlite.work_by_filter import WorkByFilter
@@ -126,6 +128,8 @@ _SOONEST = (
 class SqliteWorkQueue(WorkByFilter, WakingQueue):
     """The work of a SQLite store."""
 
+    led_by_one = True
+
     def __init__(self, context: StoreContext) -> None:
         WorkByFilter.__init__(self, context)
         WakingQueue.__init__(self, context.waiters)
@@ -174,7 +178,10 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
         return await self._context.write(_renew, (held, milliseconds(lease)))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        return await self._context.write(_settle_batch, settlements)
+        answers, sent = await self._context.write(_settle_batch, settlements)
+        for notice in sent:
+            notice.is_sent = True
+        return answers
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
         return await self._context.write(_cancel_batch, (work_id, reason, who, events))
@@ -401,14 +408,17 @@ def _renew(transaction: Transaction, held: Sequence[Held], lease_ms: int) -> lis
     return answer
 
 
-def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) -> list[list[bool]]:
+def _settle_batch(
+    transaction: Transaction, wanted: list[Sequence[Settlement]]
+) -> list[tuple[list[bool], list[Notice]]]:
+    """What was kept of each request, and those of its notices that are sent with it."""
     found = rows.cached_or_loaded(transaction, [one.id for settlements in wanted for one in settlements])
     before = found.copy()
     changed: dict[str, WorkItem] = {}
     took: dict[str, list[float]] = {}
-    answers = []
+    answers = list[tuple[list[bool], list[Notice]]]()
     for settlements in wanted:
-        answer = []
+        answer, notices, sent = list[bool](), list[Notice](), list[Notice]()
         for one in settlements:
             item = found.get(one.id)
             if item is None or not core.holds(item, owner=one.owner, fence=one.fence):
@@ -419,11 +429,21 @@ def _settle_batch(transaction: Transaction, wanted: list[Sequence[Settlement]]) 
             found[one.id] = changed[one.id] = core.settle(item, one.settled, transaction.now)
             if one.events:
                 transaction.add_events(one.events)
+            if one.notice is not None:
+                notices.append(one.notice)
             answer.append(True)
-        answers.append(answer)
+        if notices:  # after the acks, which join the transaction
+            transaction.at_end.append(partial(_send, transaction, notices, sent))
+        answers.append((answer, sent))
     rows.update(transaction, [before[work_id] for work_id in changed], list(changed.values()))
     admission.fold_service_times(transaction.connection, took)
     return answers
+
+
+def _send(transaction: Transaction, notices: list[Notice], sent: list[Notice]) -> None:
+    """Write the messages that have room, and note which these are."""
+    written = publish_batch(transaction, [one.message for one in notices])
+    sent += [one for one, is_written in zip(notices, written, strict=True) if is_written]
 
 
 def _cancel_batch(transaction: Transaction, wanted: list[Any]) -> list[bool]:
