@@ -122,7 +122,7 @@ class Router:
             seed=seed,
         )
         self._wake = asyncio.Event()
-        self._claim_now = asyncio.Event()
+        self._claim_now, self._left_here = asyncio.Event(), asyncio.Event()
         self._store_may_have_more = False
         self._background = BoundedTasks(router_id, AT_ONCE)
         rules, more = settings.submission_rules, dict[str, Any](journal=journal, control=store.control)
@@ -132,7 +132,6 @@ class Router:
         self._led: bool | None = None
         """Whether it led as of the last change; None before its start."""
         self.health = HealthTable(own_workers)
-        self._left_here = asyncio.Event()
         self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._left)
         self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
         self.dispatcher = Dispatcher(context, self.health, self._completion)

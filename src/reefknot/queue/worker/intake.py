@@ -135,14 +135,12 @@ class Intake:
             await self._tasks.run_logged(_NOT_TAKEN, self._take_batch, batch)
 
     async def _take_batch(self, batch: list[Delivery]) -> None:
-        admitted: list[tuple[Admitted, Delivery]] = []
+        admitted, seen = list[tuple[Admitted, Delivery]](), set[str]()
         repeated: list[tuple[ExecAssignment, Delivery]] = []
-        seen: set[str] = set()
         for delivery in batch:
             wall_ms = int(self._context.clock.wall() * 1000) if delivery.headers else None
             read = read_assignment(delivery.body, delivery.headers, wall_ms)
-            if self._classes:
-                read = with_own_class(read, self._classes)
+            read = with_own_class(read, self._classes)
             if isinstance(read, ExecAssignment) and read.assignment_id in seen:
                 repeated.append((read, delivery))
                 self._deciding -= 1
@@ -332,10 +330,9 @@ class Intake:
                 one.pool.release(one.work.assignment.priority)
         if any(kept):
             self._rules.written(rules)
-        return [
-            await self._duplicate(a.work.assignment, a.pool) if item is None else IntakeResult(a.ack)
-            for a, item in zip(batch, kept, strict=True)
-        ]
+        both = zip(batch, kept, strict=True)
+        known = self._duplicate
+        return [await known(a.work.assignment, a.pool) if b is None else IntakeResult(a.ack) for a, b in both]
 
     async def _assign(self, items: list[WorkItem], start: set[str], entries: list[AuditEntry]) -> list[WorkItem | None]:
         """Accept these in the store. If the worker ends meanwhile, what was started goes back and spends nothing."""

@@ -51,13 +51,12 @@ from reefknot.stores.jetstream.reads import (
 )
 from reefknot.stores.jetstream.remote_submissions import RemoteSubmissions
 from reefknot.stores.jetstream.state import Message, State, StoredItem
-from reefknot.stores.jetstream.streams import OPEN, StreamInfo, token_of
+from reefknot.stores.jetstream.streams import OPEN, token_of
 from reefknot.stores.work_in_memory.queue import TableLeases, TableWorkQueue
 from reefknot.stores.work_in_memory.table import WorkTable
 
 R = TypeVar("R")
 _Change = Callable[[WorkItem, Moment], WorkItem]
-MOST_SWEPT = 10_000
 PAGE = 100
 """Items that an operator's action changes in one batch."""
 MOST_READ = 500
@@ -308,7 +307,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         return found
 
     async def count(self, which: WorkFilter = EVERYTHING) -> dict[str, int]:
-        number: Counter[str] = Counter()
+        number = Counter[str]()
         await self._read(which, lambda item: number.update([item.kind]))
         return dict(number.most_common())
 
@@ -318,8 +317,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         return groups
 
     async def quarantine_stats(self) -> QuarantineStats:
-        kinds, sources, reasons = Counter[str](), Counter[str](), Counter[str]()
-        oldest: list[int] = []
+        kinds, sources, reasons, oldest = Counter[str](), Counter[str](), Counter[str](), list[int]()
 
         def take(item: WorkItem) -> None:
             for counter, name in ((kinds, item.kind), (sources, item.source), (reasons, item.reason)):
@@ -436,8 +434,8 @@ class JetStreamWorkQueue(TableWorkQueue):
 
     async def _count_aside(self, found: WorkSnapshot) -> None:
         """Count all that is in quarantine by reading it: items of a class that is not known otherwise are among it."""
-        by_pool = Counter[str]()
-        await self._read(WorkFilter(state=WorkState.QUARANTINED), lambda item: by_pool.update([item.pool]))
+        aside, by_pool = WorkFilter(state=WorkState.QUARANTINED), Counter[str]()
+        await self._read(aside, lambda item: by_pool.update([item.pool]))
         for pool, number in by_pool.items():
             found.counts.setdefault(pool, {})[WorkState.QUARANTINED] = number
 
@@ -469,35 +467,11 @@ class JetStreamWorkQueue(TableWorkQueue):
         return gone
 
     def _purge(self, ids: Sequence[str], before: int, now: Moment) -> int:
-        items = [self.table.items[one] for one in ids if one in self.table.items]
-        old = [item.id for item in items if item.state in ENDED and item.updated_at < before]
+        known = (self.table.items[one] for one in ids if one in self.table.items)
+        old = [item.id for item in known if item.state in ENDED and item.updated_at < before]
         for work_id in old:
             self.table.remove(work_id)
         return len(old)
-
-
-async def sweep_blobs(state: State) -> int:
-    """
-    Remove payloads and results whose records are gone: the server removes a record, but not its parts.
-
-    Returns how many messages went. A record and its blobs are stored in one batch, so a blob without one is left over.
-    """
-    connection, names, gone = state.connection, state.names, 0
-    body = {"subjects_filter": f"{names.name}.blob.>"}
-    answer = await connection.api(f"STREAM.INFO.{names.state}", body)
-    subjects = json.decode(answer, type=StreamInfo).state.get("subjects") or {}
-    for subject in sorted(subjects)[:MOST_SWEPT]:
-        owner, field = subject.split(".")[2:4]
-        if field == "key":
-            continue  # it has the time limit of its record
-        blob = await last_message(connection, names.state, subject)
-        record = await last_message(connection, names.state, f"{names.name}.work.*.*.{owner}")
-        if blob is not None and blob.body and (record is None or not record.body):
-            nothing = Message(subject, b"", blob.sequence, ttl=1)
-            answered = await connection.request(subject, b"", headers=nothing.headers())
-            connection.check(answered.data)
-            gone += 1
-    return gone
 
 
 _NOT_OPEN = tuple(state for state in WorkState if state not in _OPEN)
@@ -508,8 +482,7 @@ def _decoded(messages: Sequence[StreamMessage]) -> list[StoredItem]:
 
 
 def _listed(messages: Sequence[StreamMessage]) -> _Listed:
-    items = _decoded(messages)
-    return {one.item.id: ((one.item.created_at, one.order, one.item.id), one.item) for one in items}
+    return {one.item.id: ((one.item.created_at, one.order, one.item.id), one.item) for one in _decoded(messages)}
 
 
 class JetStreamLeases(TableLeases):
