@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 import pytest
@@ -39,6 +40,33 @@ async def test_names_that_a_living_system_has_are_not_given_again(tmp_path: Any,
         await store.control.report(system.system_id, json.dumps(system.snapshot()), keep=300)
     async with running_system(url, settings, workers=2, drain=0) as system:
         assert [worker.worker_id for worker in system.workers] == ["worker-2", "worker-3"]
+
+
+async def test_one_router_of_a_file_leads_and_the_others_hear_no_worker_until_it_has_gone(
+    tmp_path: Any, settings: Settings
+) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    blocks = BlockSettings(fs=FsSettings((tmp_path,)))
+
+    def system(router: str) -> AbstractAsyncContextManager[System]:
+        steps = by_name(standard_blocks(blocks))
+        url = f"sqlite:{tmp_path / 'state.db'}"
+        return running_system(url, settings, modules=steps, drain=0, workers=1, router=router)
+
+    async with AsyncExitStack() as first:
+        leader = await first.enter_async_context(system("router-1"))
+        async with system("router-2") as other:
+            await until(lambda: len(leader.router.snapshot().workers.get("cpu", {})) == 2)
+            for name in ("a", "b"):
+                done = await other.submit(ExecAssignment(name, "r", Job("fs.blob_get", {"path": "a.txt"})))
+                assert (await asyncio.wait_for(done, 10)).status == "success"
+            assert (leader.router.leads, other.router.leads) == (True, False)
+            assert (leader.router.ended["success"], other.router.ended["success"]) == (2, 0)
+            assert other.router.snapshot().workers == {}
+            await first.aclose()
+            done = await other.submit(ExecAssignment("c", "r", Job("fs.blob_get", {"path": "a.txt"})))
+            assert (await asyncio.wait_for(done, 10)).status == "success"
+            assert other.router.leads
 
 
 async def test_a_status_is_json_that_every_reader_understands(settings: Settings) -> None:

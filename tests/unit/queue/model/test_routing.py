@@ -121,6 +121,18 @@ def test_each_choice_is_load_for_the_next_one() -> None:
     assert names(lineup, 8) == ["a", "b", "b", "b", "a", "b", "b", "b"]
 
 
+def test_short_work_goes_to_a_healthy_worker_in_a_row_and_counts_as_its_load() -> None:
+    three = [worker("a"), worker("b"), worker("c", unacked=1)]
+    assert "".join(map(str, names(WorkerRanking(three, NOW, together=3), 9))) == "aaabbbccc"
+    assert "".join(map(str, names(WorkerRanking(three, NOW), 9))) == "ababcabca"
+    nearly = [worker("a", unacked=MOST_UNACKED - 2)]
+    assert names(WorkerRanking(nearly, NOW, together=3), 3) == ["a", "a", Why.UNACKED]
+    unwell = [worker("a", DEGRADED), worker("b", DEGRADED)]
+    assert names(WorkerRanking(unwell, NOW, together=3), 4) == ["a", "b", "a", "b"]
+    sick = [worker("a"), worker("b", CRITICAL, probed_at=0.0)]
+    assert names(WorkerRanking(sick, NOW, together=3), 3) == ["b", "a", "a"], "a probe comes first, and alone"
+
+
 def test_a_choice_of_many_is_the_choice_of_one_after_the_other() -> None:
     known = [worker("a", DEGRADED), worker("b", capacity=2, queue_depth=1), worker("c", queue_depth=2, capacity=4)]
     lineup, one_by_one = WorkerRanking(known, NOW), []
@@ -187,7 +199,7 @@ def test_every_choice_of_any_fleet_comes_out_the_same_from_its_recorded_inputs()
             )
             for number in range(dice.randint(0, 40))
         ]
-        ranking = WorkerRanking(fleet, NOW, after=f"w{dice.randint(0, 40)}")
+        ranking = WorkerRanking(fleet, NOW, f"w{dice.randint(0, 40)}", together=dice.choice([1, 1, 5]))
         for _ in range(30):
             draw = dice.random()
             inputs = structs.replace(ranking.inputs(), draw=draw)

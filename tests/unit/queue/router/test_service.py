@@ -12,12 +12,24 @@ from reefknot.audit.model.event import OperatorAction, Routing, TimeoutOccurred
 from reefknot.errors import ParameterError
 from reefknot.queue.client import Client
 from reefknot.queue.model import messages
-from reefknot.queue.model.admission import OverloadStatus, Rules
-from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, ClassHealth, Heartbeat, ResultStatus
+from reefknot.queue.model.admission import KNOWN_AFTER, OverloadStatus, Rules
+from reefknot.queue.model.messages import (
+    ACK,
+    HEARTBEAT,
+    RESULT,
+    ClassHealth,
+    ExecResult,
+    Heartbeat,
+    ResultJob,
+    ResultStatus,
+)
+from reefknot.queue.model.routing import MOST_TOGETHER
 from reefknot.queue.router import service
 from reefknot.queue.router.health import MOST_SHOWN, MOST_WORKERS, HealthTable
 from tests.unit.queue.shops import ONE, answers, served
 from tests.workshop import OK, REFUSED, Shop, Step, work
+
+ENDED = ExecResult("a", "r", ResultStatus.SUCCESS, "w", ResultJob("step"))
 
 
 async def beat(shop: Shop, name: str) -> None:
@@ -171,6 +183,23 @@ def test_a_worker_that_resumes_has_not_restarted() -> None:
     for second, (incarnation, draining, told) in enumerate(beats):
         beat = Heartbeat("w", 0, said, draining=draining, incarnation=incarnation)
         assert table.record_heartbeat(beat, float(second)) == told
+
+
+def test_work_counts_as_short_when_enough_of_it_was_timed() -> None:
+    table, said = HealthTable(), {"io": ClassHealth(OverloadStatus.HEALTHY, 0, 0, 1)}
+    table.record_heartbeat(Heartbeat("w", 0, said), 0.0)
+
+    def timed(latency_ms: float, number: int) -> int:
+        for _ in range(number):
+            table.record_result("w", "io", structs.replace(ENDED, latency_ms=latency_ms), 0.0)
+        return table.together("io")
+
+    assert (timed(0.01, KNOWN_AFTER - 1), timed(0, 9)) == (1, 1), "what did not run tells nothing"
+    assert timed(0.01, 1) == MOST_TOGETHER
+    assert timed(1.25, 500) == 4
+    assert timed(6.0, 500) == 1
+    table.record_result("w", "of no worker", structs.replace(ENDED, latency_ms=1.0), 0.0)
+    assert list(table._attempts) == ["io"]
 
 
 async def test_heartbeats_of_150_000_invented_workers_leave_a_small_status_with_the_real_one_in_it(shop: Shop) -> None:

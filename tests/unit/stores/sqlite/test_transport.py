@@ -11,7 +11,10 @@ from typing import Any
 import apsw
 import pytest
 
+from reefknot.queue.model.messages import ACK, RESULT
+from reefknot.queue.model.work import WorkDone, WorkItem
 from reefknot.queue.port.transport import Delivery
+from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueue, Settlement
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.sqlite import SqliteStore, transport
 from reefknot.stores.sqlite import message_rows as messages
@@ -186,6 +189,28 @@ async def test_what_is_left_of_an_earlier_boot_goes_at_once_and_its_numbers_are_
     assert await body(line) == b"new"
     assert fleet.ask("SELECT min(seq) FROM message") == 2
     await other.close()
+
+
+async def test_a_result_is_sent_in_the_transaction_that_keeps_it_and_never_without(fleet: Fleet) -> None:
+    """Its ack, which waits for a transaction, comes before it. The control: what is lost, and what has no room."""
+    near, far = fleet.ends
+    work, line = fleet.stores[0].work, far.subscribe(ACK, RESULT, limit=2)
+    await fleet.cleared(far, near)
+    items = [WorkItem(name, "assignment", "cpu") for name in "abcd"]
+    await work.enqueue(items, Enqueue(owner="w"))
+
+    def report(name: str, fence: int = FIRST_FENCE) -> Settlement:
+        notice = near.notice(RESULT, name.encode(), message_id=f"{name}/0", to=far._origin)
+        return Settlement(name, "w", fence, WorkDone("{}"), notice=notice)
+
+    reports = [report("a"), report("b", fence=7), report("c")]
+    await near.publish(ACK, b"ack", to=far._origin)
+    before = fleet.stores[0].batches
+    assert await work.settle(reports) == [True, False, True]
+    assert fleet.stores[0].batches == before + 1
+    assert [one.notice is not None and one.notice.is_sent for one in reports] == [True, False, False]
+    assert [await body(line), await body(line)] == [b"ack", b"a"]
+    assert near.notice(RESULT, b"", message_id="d/0", to=near._origin) is None, "it is heard here"
 
 
 async def test_many_messages_share_few_transactions(fleet: Fleet) -> None:
