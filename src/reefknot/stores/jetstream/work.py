@@ -8,8 +8,9 @@ open work mirror all of it; for such a question a process with workers alone rea
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ from reefknot.queue.port.work_queue import (
     Held,
     ItemEvents,
     QuarantineStats,
+    Settlement,
     TakeOver,
     WorkClaim,
     WorkFilter,
@@ -55,9 +57,12 @@ from reefknot.stores.jetstream.streams import OPEN, StreamInfo, token_of
 from reefknot.stores.work_in_memory.queue import TableLeases, TableWorkQueue
 from reefknot.stores.work_in_memory.table import WorkTable
 
+T = TypeVar("T")
 R = TypeVar("R")
 _Change = Callable[[WorkItem, Moment], WorkItem]
 MOST_SWEPT = 10_000
+MOST_HELD = 300
+"""Held items that one change is about: each takes up to two messages, and a batch has room for 900."""
 PAGE = 100
 """Items that an operator's action changes in one batch."""
 MOST_READ = 500
@@ -215,7 +220,13 @@ class JetStreamWorkQueue(TableWorkQueue):
         await self.attend(claim.classes)
         if not n and self.table.soonest(claim.classes, self.state.now()) > 0:
             return []
-        return [await self._whole(item) for item in await super().claim(n, claim)]
+        return [await self._whole(item) for item in await super().claim(min(n, 2 * MOST_HELD), claim)]
+
+    async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
+        return await _in_parts(held, partial(super().renew, lease=lease))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        return await _in_parts(settlements, super().settle)
 
     async def _whole(self, item: WorkItem) -> WorkItem:
         _, payload_parts, result_parts = self.state.kept.get(item.id, ("", 0, 0))
@@ -481,6 +492,14 @@ async def sweep_blobs(state: State) -> int:
             connection.check(answered.data)
             gone += 1
     return gone
+
+
+async def _in_parts(wanted: Sequence[T], change: Callable[[Sequence[T]], Awaitable[list[R]]]) -> list[R]:
+    """The answers of a change that is made in several where one would not fit into a batch."""
+    if len(wanted) <= MOST_HELD:
+        return await change(wanted)
+    parts = [wanted[at : at + MOST_HELD] for at in range(0, len(wanted), MOST_HELD)]
+    return [one for answers in await asyncio.gather(*map(change, parts)) for one in answers]
 
 
 _NOT_OPEN = tuple(state for state in WorkState if state not in _OPEN)
