@@ -14,10 +14,10 @@ import pytest
 from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import StoreError, StoreFullError, StoreUnavailableError, StoreVersionError
 from reefknot.queue.model.work import WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Settlement, WorkClaim
+from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
 from reefknot.runtime.clocks import SystemClock
 from reefknot.runtime.seeds import new_id
-from reefknot.stores.jetstream import JetStreamStore, options_from_url
+from reefknot.stores.jetstream import JetStreamStore, options_from_url, work
 from reefknot.stores.jetstream.connection import Connection
 from reefknot.stores.jetstream.streams import stream_info
 from tests.acceptance.test_nats_commands import other_server
@@ -125,3 +125,27 @@ async def test_a_bound_beyond_the_limit_of_the_account_is_refused_when_the_store
                 pass
         async with opened(f"{mine}/small", max_bytes=1 << 19):
             pass
+
+
+@pytest.mark.parametrize("most", [300, 1000], ids=["", "control: a change for all of them"])
+async def test_reports_of_more_work_than_a_batch_has_room_for_are_kept(
+    monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, most: int
+) -> None:
+    """A worker with many slots renews all its leases at once, and may report as many ends."""
+    async with opened(f"{nats_server.url}/{new_id()}") as store:
+        for start in range(0, 1000, 500):
+            await store.work.enqueue([WorkItem(f"a{start + number}", "t", "io") for number in range(500)])
+        monkeypatch.setattr(work, "MOST_HELD", 300)
+        terms = WorkClaim(owner="w", classes=["io"])
+        held = [Held.of(one) for _ in range(2) for one in await store.work.claim(1000, terms)]
+        monkeypatch.setattr(work, "MOST_HELD", most)
+        assert len(held) == 1000
+        ends = [Settlement(one.id, "w", one.fence, WorkDone("1")) for one in held]
+        if most > 300:
+            with pytest.raises(StoreFullError):
+                await store.work.renew(held)
+            with pytest.raises(StoreFullError):
+                await store.work.settle(ends)
+        else:
+            assert await store.work.renew(held) == [True] * 1000
+            assert await store.work.settle(ends) == [True] * 1000

@@ -572,6 +572,7 @@ def decode(body: bytes) -> AnyEvent:
 
 
 @lru_cache(maxsize=64)  # events of a moment have one time
+@lru_cache(maxsize=64)
 def timestamp_ms(text: str) -> int | None:
     """Milliseconds UTC of a time in an event; None when the text is no such time."""
     try:

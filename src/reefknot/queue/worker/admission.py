@@ -241,10 +241,11 @@ class SharedRoom:
 
 def _makes_room_later(pool: Pool, assignment: ExecAssignment) -> bool:
     """Whether the work that would make room for the arrival is being written: until it is, none can be chosen."""
-    if not pool.is_full(pool.depth()):
+    lowest = min(pool.entering)
+    if not can_displace(_arrival(assignment), lowest, pool.rules) or not pool.is_full(pool.depth()):
         return False
-    lowest, oldest = min(pool.entering), pool.oldest()
-    return can_displace(_arrival(assignment), lowest, pool.rules) and (oldest is None or oldest.priority > lowest)
+    oldest = pool.oldest()
+    return oldest is None or oldest.priority > lowest
 
 
 def _arrival(assignment: ExecAssignment) -> Arrival:

@@ -232,7 +232,7 @@ RESYNC_S = 0.05
 """How soon a pool asks again for what the store did not give it."""
 AHEAD_MS = 5.0
 """What the slots run within this time is claimed ahead: later claims know better what comes first."""
-MOST_AHEAD = 100
+MOST_AHEAD = 300
 LEAST_SHARE = 0.02
 """A claim that takes less than this share of an attempt is not worth one ahead."""
 

@@ -236,8 +236,9 @@ class Commits:
         except StoreFullError as error:
             left = [one for one in changes if not one.future.done()]
             if len(changes) > 1:
-                for change in left:
-                    await self._commit_all([change])
+                middle = (len(left) + 1) // 2
+                await self._commit_all(left[:middle])
+                await self._commit_all(left[middle:])
             else:
                 _fail(left, error)
         except asyncio.CancelledError:  # by a step, before anything was sent

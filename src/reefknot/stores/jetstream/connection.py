@@ -332,10 +332,9 @@ class Connection:
         self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, reply: str = ""
     ) -> None:
         """Send without waiting for an answer; an error when there is no connection."""
-        self._check_up()
-        client = self.client
+        client = self._check_up()
         if len(body) > client.max_payload:
-            raise too_large(self.options.shown, self.max_payload)
+            raise too_large(self.options.shown, client.max_payload)
         try:
             await send(client, line_of(subject, body, headers, reply))
         except Exception as error:
@@ -343,9 +342,9 @@ class Connection:
 
     async def publish_each(self, subjects: Iterable[str]) -> None:
         """Send a message without content to each of these subjects, in one write."""
-        self._check_up()
+        client = self._check_up()
         try:
-            await send(self.client, b"".join([line_of(subject, b"") for subject in subjects]))
+            await send(client, b"".join([line_of(subject, b"") for subject in subjects]))
         except Exception as error:
             raise self._explained(error) from error
 
@@ -353,8 +352,7 @@ class Connection:
         self, subject: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = REQUEST_S
     ) -> Heard:
         """Send and wait for the answer."""
-        self._check_up(subject)
-        client = self.client
+        client = self._check_up(subject)
         if len(body) > client.max_payload:
             raise too_large(self.options.shown, client.max_payload)
         if self._answers is None:
@@ -396,9 +394,9 @@ class Connection:
 
     async def _store_behind(self, lines: bytes, last: Written) -> int:
         """Write these bytes to the connection, at once: nats-py takes longer for a message than the server does."""
-        self._check_up(last[0])
+        client = self._check_up(last[0])
         try:
-            await send(self.client, lines, flush=False)
+            await send(client, lines, flush=False)
         except Exception as error:
             raise self._explained(error) from error
         return await self._store_one(last)
@@ -479,12 +477,14 @@ class Connection:
         if client is not None and not client.is_closed:
             await close_quietly(client)
 
-    def _check_up(self, asks: str = READS[0]) -> None:
-        """Raise without a connection, and when a store that is open for reading only would be changed."""
-        if not self.client.is_connected:
+    def _check_up(self, asks: str = READS[0]) -> Client:
+        """The client; raises without a connection, and when a store that is open for reading only would be changed."""
+        client = self.client
+        if not client.is_connected:
             raise self._unavailable("the connection is lost", "it is being tried again; check the server")
         if self.options.read_only and not asks.startswith(READS):
             raise StorePermissionError(self.options.shown, "it is open for reading only", "open it without read_only")
+        return client
 
     def _unanswered(self, problem: str) -> UnansweredError:
         return UnansweredError(self.options.shown, problem, "it is tried again when the server answers")

@@ -286,16 +286,16 @@ class AuditWriter:
 
         A pack expects no other pack with the number of its first event. So a batch that is sent again is stored once.
         """
-        head, packs = self.head, list[Message]()
+        head, packs, source, most = self.head, list[Message](), _source(self._names), self._most
         bodies: list[bytes] = []
         some: list[AuditEntry] = []
         size, first = 0, head.sequence + 1
         for entry in entries:
             after, _ = link(head, entry.body)
-            body = _encode(cloud_event(_source(self._names), after, entry))
-            if len(body) > self._most:
-                raise self._full(f"an event has {len(body)} bytes, and {self._most} are the most")
-            if bodies and (len(bodies) == MOST_EVENTS or size + len(body) > self._most):
+            body = _encode(cloud_event(source, after, entry))
+            if len(body) > most:
+                raise self._full(f"an event has {len(body)} bytes, and {most} are the most")
+            if bodies and (len(bodies) == MOST_EVENTS or size + len(body) > most):
                 packs.append(self._pack(first, bodies, some))
                 bodies, some, size, first = [], [], 0, after.sequence
             bodies.append(body)

@@ -411,14 +411,10 @@ class State(Waiters):
             if old_subject and old_subject != subject:
                 is_mirrored = self.names.is_open(old_subject)
                 messages.append(Message(old_subject, b"", revision, over, ttl=TOMBSTONE_S if is_mirrored else 1))
-            stored = StoredItem(
-                structs.replace(
-                    item, payload=b"" if payload_parts else item.payload, result=None if result_parts else item.result
-                ),
-                self.table.order_of(work_id),
-                payload_parts,
-                result_parts,
-            )
+            if payload_parts or result_parts:
+                payload, result = b"" if payload_parts else item.payload, None if result_parts else item.result
+                item = structs.replace(item, payload=payload, result=result)
+            stored = StoredItem(item, self.table.order_of(work_id), payload_parts, result_parts)
             is_ended = item.state not in _OPEN and item.state is not WorkState.QUARANTINED
             ttl = self._work_ttl if is_ended else None
             messages.append(Message(subject, json.encode(stored), revision, over, ttl=ttl))

@@ -28,11 +28,12 @@ from reefknot.stores.jetstream.connection import Connection, NatsOptions, Nobody
 from reefknot.stores.jetstream.control import JetStreamControl, JetStreamValues
 from reefknot.stores.jetstream.events import AuditWriter
 from reefknot.stores.jetstream.idempotency import JetStreamIdempotencyStore
+from reefknot.stores.jetstream.leases import JetStreamLeases
 from reefknot.stores.jetstream.reads import last_message
 from reefknot.stores.jetstream.state import Message, State
 from reefknot.stores.jetstream.streams import Names, StreamInfo, ensure_stream, state_stream, stream_info
 from reefknot.stores.jetstream.transport import JetStreamTransport
-from reefknot.stores.jetstream.work import JetStreamLeases, JetStreamWorkQueue
+from reefknot.stores.jetstream.work import JetStreamWorkQueue
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

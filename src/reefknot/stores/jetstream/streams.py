@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -120,13 +121,16 @@ class Names:
         return [f"{self.name}.audit.*.*.{one}" for one in tokens]
 
 
+_is_token = re.compile(r"[A-Za-z0-9_-]{1,100}").fullmatch
+
+
 @lru_cache(maxsize=1024)
 def token_of(text: str) -> str:
     """
     A text as one token of a subject: unchanged where possible, else encoded, so that different texts have different
     tokens.
     """
-    if 0 < len(text) <= 100 and text.isascii() and text.replace("-", "a").replace("_", "a").isalnum():
+    if _is_token(text):
         return text
     encoded = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
     return f"={encoded}" if len(encoded) <= 160 else "~" + hashlib.sha256(text.encode()).hexdigest()

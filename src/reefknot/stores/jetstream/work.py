@@ -8,15 +8,16 @@ open work mirror all of it; for such a question a process with workers alone rea
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
 
 from msgspec import json, structs
 
 from reefknot.audit.port import AuditEntry
-from reefknot.core.time import Moment, milliseconds
+from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.failure_groups import FailureGroups
@@ -30,33 +31,34 @@ from reefknot.queue.port.work_queue import (
     Held,
     ItemEvents,
     QuarantineStats,
+    Settlement,
     TakeOver,
     WorkClaim,
     WorkFilter,
     WorkPage,
     WorkSnapshot,
 )
-from reefknot.stores.jetstream.commits import Commits, run_apart
-from reefknot.stores.jetstream.connection import Connection
+from reefknot.stores.jetstream.commits import Commits
 from reefknot.stores.jetstream.ended_work import EndedWork
 from reefknot.stores.jetstream.reads import (
     StreamMessage,
     count,
     gathered,
-    last_message,
     newest,
     scan,
     scan_each,
     stored_now,
 )
 from reefknot.stores.jetstream.remote_submissions import RemoteSubmissions
-from reefknot.stores.jetstream.state import Message, State, StoredItem
+from reefknot.stores.jetstream.state import State, StoredItem
 from reefknot.stores.jetstream.streams import OPEN, token_of
-from reefknot.stores.work_in_memory.queue import TableLeases, TableWorkQueue
+from reefknot.stores.work_in_memory.queue import TableWorkQueue
 from reefknot.stores.work_in_memory.table import WorkTable
 
+T = TypeVar("T")
 R = TypeVar("R")
-_Change = Callable[[WorkItem, Moment], WorkItem]
+MOST_HELD = 300
+"""Held items that one change is about: each takes up to two messages, and a batch has room for 900."""
 PAGE = 100
 """Items that an operator's action changes in one batch."""
 MOST_READ = 500
@@ -231,7 +233,13 @@ class JetStreamWorkQueue(TableWorkQueue):
             await self.load(list(claim.only))
         if not n and self.table.soonest(claim.classes, self.state.now()) > 0:
             return []
-        return [await self._whole(item) for item in await super().claim(n, claim)]
+        return [await self._whole(item) for item in await super().claim(min(n, 2 * MOST_HELD), claim)]
+
+    async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
+        return await _in_parts(held, partial(super().renew, lease=lease))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        return await _in_parts(settlements, super().settle)
 
     async def _whole(self, item: WorkItem) -> WorkItem:
         _, payload_parts, result_parts = self.state.kept.get(item.id, ("", 0, 0))
@@ -474,6 +482,14 @@ class JetStreamWorkQueue(TableWorkQueue):
         return len(old)
 
 
+async def _in_parts(wanted: Sequence[T], change: Callable[[Sequence[T]], Awaitable[list[R]]]) -> list[R]:
+    """The answers of a change that is made in several where one would not fit into a batch."""
+    if len(wanted) <= MOST_HELD:
+        return await change(wanted)
+    parts = [wanted[at : at + MOST_HELD] for at in range(0, len(wanted), MOST_HELD)]
+    return [one for answers in await asyncio.gather(*map(change, parts)) for one in answers]
+
+
 _NOT_OPEN = tuple(state for state in WorkState if state not in _OPEN)
 
 
@@ -483,54 +499,3 @@ def _decoded(messages: Sequence[StreamMessage]) -> list[StoredItem]:
 
 def _listed(messages: Sequence[StreamMessage]) -> _Listed:
     return {one.item.id: ((one.item.created_at, one.order, one.item.id), one.item) for one in _decoded(messages)}
-
-
-class JetStreamLeases(TableLeases):
-    """The leases of all work in a store on JetStream."""
-
-    def __init__(self, work: JetStreamWorkQueue) -> None:
-        super().__init__(work)
-        self._state = work.state
-        self._ours = work
-
-    async def owners(self, *, silent_for: float = 0.0, classes: Sequence[str] = ()) -> list[str]:
-        if classes:
-            await self._ours.follow(classes)
-            return await super().owners(silent_for=silent_for, classes=classes)
-        table = await self._ours.open_work()
-        return await self._ours.look(lambda now: table.owners(now=now, silent_for=silent_for))
-
-    def extend(self, held: Sequence[Held], *, lease: float) -> None:
-        lease_ms = milliseconds(lease)
-
-        def longer(item: WorkItem, now: Moment) -> WorkItem:
-            return structs.replace(item, lease_until=now.steady + lease_ms, lease_ms=lease_ms)
-
-        self._rewrite(held, longer)
-        self._work.table.extend(held, now=self._state.now(), lease=lease)  # the mirror gets the change a moment later
-
-    def give_back(self, held: Sequence[Held]) -> None:
-        self._rewrite(held, lambda item, now: core.settle(item, core.Interrupted(), now))
-
-    def _rewrite(self, held: Sequence[Held], change: _Change) -> None:
-        """Change open items, from any thread."""
-
-        async def all_of_them(connection: Connection) -> None:
-            for one in held:
-                await _rewrite_one(connection, self._state, one, change)
-
-        run_apart(self._state.connection.options, all_of_them)
-
-
-async def _rewrite_one(connection: Connection, state: State, held: Held, change: _Change) -> None:
-    names = state.names
-    message = await last_message(connection, names.state, names.any_work(held.id))
-    if message is None or not message.body:
-        return
-    stored = json.decode(message.body, type=StoredItem)
-    if not core.holds(stored.item, owner=held.owner, fence=held.fence):
-        return
-    body = json.encode(structs.replace(stored, item=change(stored.item, state.now())))
-    changed = Message(message.subject, body, message.sequence, names.any_work(held.id))
-    answer = await connection.request(changed.subject, changed.body, headers=changed.headers())
-    connection.check(answer.data)
