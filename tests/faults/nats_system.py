@@ -368,7 +368,7 @@ def _look_at_no_fence() -> None:
     settle = work.settle
     work.settle = lambda item, *more: settle(msgspec.structs.replace(item, state=work.WorkState.RUNNING), *more)
     work.holds = lambda item, **_: item is not None
-    JetStreamWorkQueue.settle = settle_anyway  # type: ignore[method-assign, assignment]
+    JetStreamWorkQueue.settle = settle_anyway  # type: ignore[method-assign]
 
 
 def _look_for_no_batch() -> None:
