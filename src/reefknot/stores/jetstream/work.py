@@ -221,7 +221,7 @@ class JetStreamWorkQueue(TableWorkQueue):
     def _change_page(
         self, page: WorkFilter, transition: Transition, events: Sequence[AuditEntry], now: Moment
     ) -> list[str]:
-        """What is requeued becomes a submission again where a router runs: its worker hears nothing of it."""
+        """Change these items. Where a router runs it routes what is requeued, because a worker hears nothing of it."""
         changed = self.table.change(page, transition, now=now, events=events)
         _, router = self.state.offered("", now.wall)
         if isinstance(transition, Requeue) and router is not None:
