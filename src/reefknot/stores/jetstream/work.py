@@ -142,7 +142,7 @@ class JetStreamWorkQueue(TableWorkQueue):
     ) -> list[Enqueued | Reject]:
         may_be_kept, asked_at = False, self.state.now().wall
         if terms.rules is not None and not self.state.mirrors_all:
-            if not terms.owner and not events:
+            if not terms.owner and not events and not self._handover.serves:
                 answers, may_be_kept = await self._handover.ask(items, terms)
                 if answers is not None:  # for a moment two routers may believe that they lead, and one keep it first
                     return await self._without_own(items, answers, asked_at)
