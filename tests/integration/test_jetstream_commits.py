@@ -71,16 +71,21 @@ async def test_work_that_two_processes_claim_at_once_goes_to_one_of_them(
 ) -> None:
     if is_control:
         monkeypatch.setattr(Message, "headers", lambda self: {})
-    await one.work.enqueue([item(f"w{number}") for number in range(40)])
-    await other.work.wait(10.0, classes=["cpu"])
-    claims = [
-        store.work.claim(5, WorkClaim(owner=f"{name}-{number}", classes=["cpu"]))
-        for number in range(8)
-        for name, store in (("one", one), ("other", other))
-    ]
-    taken = [work.id for claimed in await asyncio.gather(*claims) for work in claimed]
-    assert set(taken) == {f"w{number}" for number in range(40)}
-    assert (len(taken) > len(set(taken))) is is_control
+    await asyncio.gather(one.state.mirror(), other.state.mirror())
+    twice = False
+    for turn in range(20 if is_control else 1):  # in some turns a mirror is as fast as the claims
+        names = {f"w{turn}-{number}" for number in range(40)}
+        await one.work.enqueue([item(name) for name in names])
+        await other.work.wait(10.0, classes=["cpu"])
+        claims = [
+            store.work.claim(5, WorkClaim(owner=f"{name}-{number}", classes=["cpu"]))
+            for number in range(8)
+            for name, store in (("one", one), ("other", other))
+        ]
+        taken = [work.id for claimed in await asyncio.gather(*claims) for work in claimed]
+        assert set(taken) == names
+        twice = twice or len(taken) > len(names)
+    assert twice is is_control
 
 
 @pytest.mark.parametrize("is_control", [False, True], ids=["", "control: without the comparison of arrivals"])

@@ -62,7 +62,7 @@ async def test_what_was_taken_from_a_silent_worker_is_accepted_when_it_is_sent_a
     await stores.route("a")
     assert await stores.worker.assign([sent("a")]) != [None]
     async with asyncio.timeout(10):
-        while not await stores.router.recall([OWN]):  # the router hears of the change a moment later
+        while not await stores.router.recall([OWN]):  # noqa: ASYNC110 - its mirror hears of the assignment in a moment
             await asyncio.sleep(0.01)
     (held,) = await stores.router.claim(1, ROUTING)
     assert held.id == "a"

@@ -52,9 +52,11 @@ async def served(store: Store, take: TakeOver | None) -> None:
     await store.work.state.connection.round_trip()
 
 
-async def kept(store: Store, items: Sequence[WorkItem], rules: SubmissionRules, events: Any) -> Answers:
+async def kept(
+    store: Store, items: Sequence[WorkItem], rules: SubmissionRules, events: Any, owner: str = "router-1#test"
+) -> Answers:
     of_item = {item.id: entries for item, entries in zip(items, events, strict=True)}
-    terms = Enqueue(rules, "router-1#test", accept_events=lambda item: of_item[item.id])
+    terms = Enqueue(rules, owner, accept_events=lambda item: of_item[item.id])
     return await store.work.enqueue(items, terms)
 
 
@@ -75,6 +77,8 @@ class Fate:
         match self._name:
             case "answered":
                 return await keep()
+            case "left for a claim":
+                return await keep(owner="")
             case "lost":
                 await asyncio.Event().wait()
             case "late":
@@ -94,7 +98,7 @@ async def submitted_events(store: Store, name: str) -> int:
     return len(events)
 
 
-FATES = ["answered", "lost", "late", "kept, and not answered", "kept, and failed"]
+FATES = ["answered", "left for a claim", "lost", "late", "kept, and not answered", "kept, and failed"]
 
 
 @pytest.mark.parametrize("fate", FATES)

@@ -85,6 +85,11 @@ class RemoteSubmissions:
 
     # ---- the router --------------------------------------------------------------------------------------------------
 
+    @property
+    def serves(self) -> bool:
+        """Whether this process takes submissions over."""
+        return self._take is not None
+
     def serve(self, take: TakeOver | None) -> None:
         """Take over what others submit, or stop."""
         self._take = take

@@ -21,7 +21,7 @@ from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.failure_groups import FailureGroups
-from reefknot.queue.model.transitions import Replace, Transition, records_of
+from reefknot.queue.model.transitions import Replace, Requeue, Transition, records_of
 from reefknot.queue.model.work import ENDED, WorkItem, WorkState, pool_of, worker_of
 from reefknot.queue.port.work_queue import (
     EVERYTHING,
@@ -183,7 +183,7 @@ class JetStreamWorkQueue(TableWorkQueue):
     ) -> list[Enqueued | Reject]:
         may_be_kept, asked_at = False, self.state.now().wall
         if terms.rules is not None and not self.state.mirrors_all:
-            if not terms.owner and not events:
+            if not terms.owner and not events and not self._remote.serves:
                 answers, may_be_kept = await self._remote.ask(items, terms)
                 if answers is not None:  # for a moment two routers may believe that they lead, and one keep it first
                     return await self._without_own(items, answers, asked_at)
@@ -262,8 +262,21 @@ class JetStreamWorkQueue(TableWorkQueue):
         done: list[str] = []
         for at in range(0, len(meant), PAGE):
             page = structs.replace(which, ids=tuple(meant[at : at + PAGE]))
-            done += await super().change(page, transition, events=() if done else events)
+            change = partial(self._change_page, page, transition, () if done else events)
+            done += await self.write(change, ids=records_of(page.ids or (), transition))
         return done
+
+    def _change_page(
+        self, page: WorkFilter, transition: Transition, events: Sequence[AuditEntry], now: Moment
+    ) -> list[str]:
+        """Change these items. Where a router runs it routes what is requeued, because a worker hears nothing of it."""
+        changed = self.table.change(page, transition, now=now, events=events)
+        _, router = self.state.offered("", now.wall)
+        if isinstance(transition, Requeue) and router is not None:
+            for item in [self.table.items[one] for one in changed]:
+                if core.is_workers(item):
+                    self.table.put(core.recalled(item, now), now)
+        return changed
 
     async def _load_matching(self, which: WorkFilter) -> None:
         """Load the items that a filter may match: what is not open is not mirrored."""
