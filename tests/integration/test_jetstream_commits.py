@@ -24,7 +24,7 @@ from reefknot.stores.jetstream import JetStreamStore
 from reefknot.stores.jetstream.commits import Commits
 from reefknot.stores.jetstream.connection import Connection, NatsOptions, UnansweredError
 from reefknot.stores.jetstream.state import Message, State
-from reefknot.stores.jetstream.work import sweep_blobs
+from reefknot.stores.jetstream.store import sweep_blobs
 from reefknot.testing.conformance.harness import event, event_types, required
 from tests.faults.proxy import Way, proxied
 from tests.stories import InLoop

@@ -11,6 +11,8 @@ from datetime import datetime
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from msgspec import json
+
 from reefknot.clock import SteadyClock
 from reefknot.core.clock import Clock
 from reefknot.core.time import Moment
@@ -26,16 +28,18 @@ from reefknot.stores.jetstream.connection import Connection, NatsOptions, Nobody
 from reefknot.stores.jetstream.control import JetStreamControl, JetStreamValues
 from reefknot.stores.jetstream.events import AuditWriter
 from reefknot.stores.jetstream.idempotency import JetStreamIdempotencyStore
-from reefknot.stores.jetstream.state import State
-from reefknot.stores.jetstream.streams import Names, ensure_stream, state_stream, stream_info
+from reefknot.stores.jetstream.reads import last_message
+from reefknot.stores.jetstream.state import Message, State
+from reefknot.stores.jetstream.streams import Names, StreamInfo, ensure_stream, state_stream, stream_info
 from reefknot.stores.jetstream.transport import JetStreamTransport
-from reefknot.stores.jetstream.work import JetStreamLeases, JetStreamWorkQueue, sweep_blobs
+from reefknot.stores.jetstream.work import JetStreamLeases, JetStreamWorkQueue
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
 ALIGN_EVERY_S = 30.0
 SWEEP_EVERY = 20
+MOST_SWEPT = 10_000
 CLOCK_STEP_S = 0.05
 """Differences to the server's time below this come from the network, and are ignored."""
 
@@ -191,3 +195,27 @@ class JetStreamStore:
         await self.audit.close()
         await self.state.close()
         await self.connection.close()
+
+
+async def sweep_blobs(state: State) -> int:
+    """
+    Remove payloads and results whose records are gone: the server removes a record, but not its parts.
+
+    Returns how many messages went. A record and its blobs are stored in one batch, so a blob without one is left over.
+    """
+    connection, names, gone = state.connection, state.names, 0
+    body = {"subjects_filter": f"{names.name}.blob.>"}
+    answer = await connection.api(f"STREAM.INFO.{names.state}", body)
+    subjects = json.decode(answer, type=StreamInfo).state.get("subjects") or {}
+    for subject in sorted(subjects)[:MOST_SWEPT]:
+        owner, field = subject.split(".")[2:4]
+        if field == "key":
+            continue  # it has the time limit of its record
+        blob = await last_message(connection, names.state, subject)
+        record = await last_message(connection, names.state, f"{names.name}.work.*.*.{owner}")
+        if blob is not None and blob.body and (record is None or not record.body):
+            nothing = Message(subject, b"", blob.sequence, ttl=1)
+            answered = await connection.request(subject, b"", headers=nothing.headers())
+            connection.check(answered.data)
+            gone += 1
+    return gone

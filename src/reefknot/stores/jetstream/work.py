@@ -53,14 +53,13 @@ from reefknot.stores.jetstream.reads import (
     stored_now,
 )
 from reefknot.stores.jetstream.state import Message, State, StoredItem
-from reefknot.stores.jetstream.streams import OPEN, StreamInfo, token_of
+from reefknot.stores.jetstream.streams import OPEN, token_of
 from reefknot.stores.work_in_memory.queue import TableLeases, TableWorkQueue
 from reefknot.stores.work_in_memory.table import WorkTable
 
 T = TypeVar("T")
 R = TypeVar("R")
 _Change = Callable[[WorkItem, Moment], WorkItem]
-MOST_SWEPT = 10_000
 MOST_HELD = 300
 """Held items that one change is about: each takes up to two messages, and a batch has room for 900."""
 PAGE = 100
@@ -116,16 +115,15 @@ class JetStreamWorkQueue(TableWorkQueue):
         """Read what an earlier process of this worker has left."""
         names = self.state.names
         found = await scan(self.state.connection, names.state, [names.all_work(OPEN, token_of(pool_of(name)))])
+        await self.look(partial(self._take, found, only=name))
 
-        def take(now: Moment) -> None:
-            for message in found:
-                stored = json.decode(message.body, type=StoredItem) if message.body else None
-                if stored is None or stored.item.resource_class != name:
-                    continue
-                if message.sequence > self.state.revisions.get(stored.item.id, 0):
-                    self.state.load(stored, message.sequence, message.subject)
-
-        await self.look(take)
+    def _take(self, found: Sequence[StreamMessage], _: Moment, *, only: str = "") -> None:
+        """Know these records, or those of one class alone, where they are newer than what is known."""
+        for message in (one for one in found if one.body):
+            stored = json.decode(message.body, type=StoredItem)
+            is_newer = message.sequence > self.state.revisions.get(stored.item.id, 0)
+            if is_newer and only in ("", stored.item.resource_class):
+                self.state.load(stored, message.sequence, message.subject)
 
     async def open_work(self) -> WorkTable:
         """
@@ -256,14 +254,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         """Load the items that a filter may match: what is not open is not mirrored."""
         subjects = self._subjects(which)
         found = await scan(self.state.connection, self.state.names.state, subjects) if subjects else []
-
-        def take(now: Moment) -> None:
-            for message in (one for one in found if one.body):
-                stored = json.decode(message.body, type=StoredItem)
-                if message.sequence > self.state.revisions.get(stored.item.id, 0):
-                    self.state.load(stored, message.sequence, message.subject)
-
-        await self.look(take)
+        await self.look(partial(self._take, found))
 
     def _subjects(self, which: WorkFilter) -> list[str]:
         names, states = self.state.names, WorkState if which.state is None else (which.state,)
@@ -468,30 +459,6 @@ class JetStreamWorkQueue(TableWorkQueue):
         for work_id in old:
             self.table.remove(work_id)
         return len(old)
-
-
-async def sweep_blobs(state: State) -> int:
-    """
-    Remove payloads and results whose records are gone: the server removes a record, but not its parts.
-
-    Returns how many messages went. A record and its blobs are stored in one batch, so a blob without one is left over.
-    """
-    connection, names, gone = state.connection, state.names, 0
-    body = {"subjects_filter": f"{names.name}.blob.>"}
-    answer = await connection.api(f"STREAM.INFO.{names.state}", body)
-    subjects = json.decode(answer, type=StreamInfo).state.get("subjects") or {}
-    for subject in sorted(subjects)[:MOST_SWEPT]:
-        owner, field = subject.split(".")[2:4]
-        if field == "key":
-            continue  # it has the time limit of its record
-        blob = await last_message(connection, names.state, subject)
-        record = await last_message(connection, names.state, f"{names.name}.work.*.*.{owner}")
-        if blob is not None and blob.body and (record is None or not record.body):
-            nothing = Message(subject, b"", blob.sequence, ttl=1)
-            answered = await connection.request(subject, b"", headers=nothing.headers())
-            connection.check(answered.data)
-            gone += 1
-    return gone
 
 
 async def _in_parts(wanted: Sequence[T], change: Callable[[Sequence[T]], Awaitable[list[R]]]) -> list[R]:
