@@ -82,6 +82,11 @@ class IntakeResult(Struct, frozen=True):
     duplicate: tuple[str, Pool] | None = None
     """A record that the store has already, and the pool that it was sent to."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the ack is all that follows."""
+        return self.evicted is None and self.duplicate is None
+
 
 def with_own_class(
     read: ExecAssignment | InvalidMessage, classes: Mapping[str, str]

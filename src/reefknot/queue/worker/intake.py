@@ -182,11 +182,9 @@ class Intake:
         await self._tasks.start("acks could not be sent", self._answer_all, answered)
 
     async def _answer_all(self, answered: list[tuple[IntakeResult, Delivery]]) -> None:
-        plain = list[tuple[IntakeResult, Delivery]]()
+        plain = [(result, delivery) for result, delivery in answered if result.is_plain]
         for result, delivery in answered:
-            if result.evicted is None and result.duplicate is None:
-                plain.append((result, delivery))
-            else:
+            if not result.is_plain:
                 await self._tasks.run_logged(_NOT_TAKEN, self._answer, result, delivery)
         sent = await self._context.send_all(WorkerMessage.of_ack(one.ack, given.sender) for one, given in plain)
         for (_, delivery), is_sent in zip(plain, sent, strict=True):
@@ -273,8 +271,7 @@ class Intake:
             return await self._refuse(read.assignment_id, *refusal, wait=wait, **about)
         if isinstance(answer, AcceptDropping):
             return await self._evict_and_keep(answer, read, body, pool, verdict)
-        (result,) = await self.keep([self._reserve(read, body, pool, verdict)])
-        return result
+        return (await self.keep([self._reserve(read, body, pool, verdict)]))[0]
 
     def _is_for_others(self, known: WorkItem, answer: Admission, pool: Pool) -> bool:
         """Whether an arrival that admission refuses is no duplicate of ours: still open, or queued for a worker."""

@@ -112,16 +112,15 @@ class JetStreamWorkQueue(TableWorkQueue):
         """Read what an earlier process of this worker has left."""
         names = self.state.names
         found = await scan(self.state.connection, names.state, [names.all_work(OPEN, token_of(pool_of(name)))])
+        await self.look(partial(self._take, found, only=name))
 
-        def take(now: Moment) -> None:
-            for message in found:
-                stored = json.decode(message.body, type=StoredItem) if message.body else None
-                if stored is None or stored.item.resource_class != name:
-                    continue
-                if message.sequence > self.state.revisions.get(stored.item.id, 0):
-                    self.state.load(stored, message.sequence, message.subject)
-
-        await self.look(take)
+    def _take(self, found: Sequence[StreamMessage], _: Moment, *, only: str = "") -> None:
+        """Know these records, or those of one class alone, where they are newer than what is known."""
+        for message in (one for one in found if one.body):
+            stored = json.decode(message.body, type=StoredItem)
+            is_newer = message.sequence > self.state.revisions.get(stored.item.id, 0)
+            if is_newer and only in ("", stored.item.resource_class):
+                self.state.load(stored, message.sequence, message.subject)
 
     async def open_work(self) -> WorkTable:
         """
@@ -282,14 +281,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         """Load the items that a filter may match: what is not open is not mirrored."""
         subjects = self._subjects(which)
         found = await scan(self.state.connection, self.state.names.state, subjects) if subjects else []
-
-        def take(now: Moment) -> None:
-            for message in (one for one in found if one.body):
-                stored = json.decode(message.body, type=StoredItem)
-                if message.sequence > self.state.revisions.get(stored.item.id, 0):
-                    self.state.load(stored, message.sequence, message.subject)
-
-        await self.look(take)
+        await self.look(partial(self._take, found))
 
     def _subjects(self, which: WorkFilter) -> list[str]:
         names, states = self.state.names, WorkState if which.state is None else (which.state,)

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from reefknot.queue.model.admission import OverloadStatus, RejectionPolicy, Rules, Thresholds
-from reefknot.queue.model.messages import ASSIGN, AckStatus, ExecAssignment, encode
+from reefknot.queue.model.messages import ACK, ASSIGN, AckStatus, ExecAssignment, encode
 from reefknot.queue.port.transport import Delivery
 from reefknot.queue.worker.admission import LOOKS_PER_S, MOST_BACK_S, RAREST, UNBOUNDED
 from reefknot.queue.worker.service import Worker
@@ -85,6 +85,26 @@ async def test_as_many_as_there_is_room_for_are_accepted_and_one_more_is_not(
     await kept.give(worker, of_class("late"))
     assert list(kept.back) == ["late"]
     assert len(shop.acks) == waiting + free, "what goes back is not answered"
+
+
+async def test_a_message_whose_ack_could_not_be_sent_is_not_acknowledged(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes again, and is then answered as a duplicate."""
+    worker, publish = await room_of(shop), shop.transport.publish
+
+    async def refusing(subject: str, body: bytes, **named: Any) -> None:
+        if subject == ACK and b'"b"' in body:
+            raise ConnectionError("not now")
+        await publish(subject, body, **named)
+
+    monkeypatch.setattr(shop.transport, "publish", refusing)
+    kept = Kept()
+    await kept.give(worker, *(of_class(name) for name in "abc"))
+    assert (kept.done, [one.assignment_id for one in shop.acks]) == (["a", "c"], ["a", "c"])
+    monkeypatch.undo()
+    await kept.give(worker, of_class("b"))
+    assert (kept.done, shop.ack("b").status) == (["a", "c", "b"], AckStatus.ACCEPTED)
 
 
 async def test_places_of_retries_that_wait_are_no_room(shop: Shop) -> None:
