@@ -144,7 +144,7 @@ class HealthTable:
             self._attempts[name] = number + 1, running_mean(mean, result.latency_ms, number=number + 1)
 
     def together(self, name: str) -> int:
-        """How many assignments of a class, one after the other, are short enough to go to one worker."""
+        """The number of assignments of a class that go to one worker in a row, because they are short."""
         number, mean = self._attempts.get(name, (0, 0.0))
         return max(1, min(MOST_TOGETHER, int(SHORT_MS / mean))) if number >= KNOWN_AFTER else 1
 

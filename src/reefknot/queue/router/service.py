@@ -122,7 +122,7 @@ class Router:
             seed=seed,
         )
         self._wake = asyncio.Event()
-        self._claim_now = asyncio.Event()
+        self._claim_now, self._left_here = asyncio.Event(), asyncio.Event()
         self._store_may_have_more = False
         self._background = BoundedTasks(router_id, AT_ONCE)
         rules, more = settings.submission_rules, dict[str, Any](journal=journal, control=store.control)
@@ -132,7 +132,6 @@ class Router:
         self._led: bool | None = None
         """Whether it led as of the last change; None before its start."""
         self.health = HealthTable(own_workers)
-        self._left_here = asyncio.Event()
         self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._left)
         self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
         self.dispatcher = Dispatcher(context, self.health, self._completion)
@@ -171,9 +170,9 @@ class Router:
         """
         Whether this router takes the submissions of the store.
 
-        One that stands by takes none, hears no worker, and hands over what is submitted through it, where the store is
-        led by one; elsewhere all routers take submissions, and the one that leads recalls the work of workers that are
-        gone.
+        One that stands by takes none, hears no worker, and leaves what is submitted through it to the one that leads,
+        where the store is led by one; elsewhere all routers take submissions, and the one that leads recalls the work of
+        workers that are gone.
         """
         return self._leads
 

@@ -411,7 +411,7 @@ def _renew(transaction: Transaction, held: Sequence[Held], lease_ms: int) -> lis
 def _settle_batch(
     transaction: Transaction, wanted: list[Sequence[Settlement]]
 ) -> list[tuple[list[bool], list[Notice]]]:
-    """What was kept of each request, and those of its notices that are sent with it."""
+    """The answers to each request, and those of its notices that are sent with it."""
     found = rows.cached_or_loaded(transaction, [one.id for settlements in wanted for one in settlements])
     before = found.copy()
     changed: dict[str, WorkItem] = {}
