@@ -20,7 +20,7 @@ from reefknot.stores.port.engines import ExamineOptions, engine_of
 from tests.integration.stepping import step
 
 CLIENT = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT count(*) FROM work'); c.close()"
-NAMES = ("state.db", "state.db-wal", "state.db-shm")
+NAMES = ("state.db", "state.db-wal", "state.db-shm", "state.db-wait")
 
 
 async def keeps_its_log(path: Path, look: Callable[[Store], object]) -> bool:
@@ -64,7 +64,7 @@ def test_steps_and_connectors_do_not_read_the_store_that_is_open(tmp_path: Path)
             assert refused.error_code is ErrorCode.permission_denied, refused
         folder = Folder(FolderSettings(path=tmp_path), Patterns(("**",)))
         with folder.opened() as root:
-            assert [root.read((name,)) for name in NAMES] == [None] * 3
+            assert [root.read((name,)) for name in NAMES] == [None] * len(NAMES)
             assert root.read(("plain.txt",)) is not None
         for name in NAMES:
             assert is_open_here((tmp_path / name).stat())

@@ -72,7 +72,7 @@ class System:
     """A router, workers, or both, over one store."""
 
     leads = False
-    """Whether this system looks after what concerns all of the store: orphans, alerts, and on NATS submissions."""
+    """Whether this system looks after what concerns all of the store: orphans, alerts, and submissions."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ def is_open_here(about: os.stat_result) -> bool:
     """
     with _opening:
         paths = set(_open_here.values())
-    for name in (f"{path}{end}" for path in paths for end in ("", "-wal", "-shm")):
+    for name in (f"{path}{end}" for path in paths for end in ("", "-wal", "-shm", "-wait")):
         with suppress(OSError):
             if os.path.samestat(os.stat(name), about):
                 return True

@@ -269,7 +269,7 @@ class WorkQueue(Protocol):
 
     @property
     def led_by_one(self) -> bool:
-        """Whether one router at a time should admit and claim submissions: with several, each would follow all work."""
+        """Whether one router at a time should claim submissions: several would each follow all, or divide batches."""
 
     def take_submissions(self, take: TakeOver | None) -> None:
         """

@@ -170,9 +170,9 @@ class Router:
         """
         Whether this router takes the submissions of the store.
 
-        One that stands by takes none, hears no worker, and passes on what is submitted through it, where the store is
-        led by one; elsewhere all routers take submissions, and the one that leads recalls the work of workers that are
-        gone.
+        Where the store is led by one router, another one stands by: it takes none, hears no worker, and leaves what is
+        submitted through it to the one that leads. Elsewhere all take submissions, and the one that leads recalls the
+        work of workers that are gone.
         """
         return self._leads
 
