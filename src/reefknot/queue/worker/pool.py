@@ -3,7 +3,7 @@ The pool of one resource class: its slots, and the queue in front of them.
 
 A free slot takes the next due piece of work from the store and runs one attempt. A wait frees the slot, and so does the
 end of an attempt: its report goes to the store during the next claim, and a bounded number of them is under way. While
-steps take next to no time a pool claims a handful ahead, as much as its slots run in a few milliseconds.
+steps take next to no time a pool claims some ahead, as much as its slots run in a few milliseconds.
 
 The store has the last word: work can come back by itself (crashed, requeued by a person), and the store wakes the pool.
 """
