@@ -73,7 +73,7 @@ async def test_work_that_two_processes_claim_at_once_goes_to_one_of_them(
         monkeypatch.setattr(Message, "headers", lambda self: {})
     await asyncio.gather(one.state.mirror(), other.state.mirror())
     twice = False
-    for turn in range(20 if is_control else 1):  # in some turns a mirror is as fast as the claims
+    for turn in range(300 if is_control else 1):  # in many turns a mirror is as fast as the claims
         names = {f"w{turn}-{number}" for number in range(40)}
         await one.work.enqueue([item(name) for name in names])
         await other.work.wait(10.0, classes=["cpu"])
@@ -84,7 +84,9 @@ async def test_work_that_two_processes_claim_at_once_goes_to_one_of_them(
         ]
         taken = [work.id for claimed in await asyncio.gather(*claims) for work in claimed]
         assert set(taken) == names
-        twice = twice or len(taken) > len(names)
+        twice = len(taken) > len(names)
+        if twice:
+            break
     assert twice is is_control
 
 

@@ -188,4 +188,4 @@ def test_a_worker_is_measured_while_others_wait(kind: str, monkeypatch: pytest.M
 
     assert waiting == ([62] if kind == processes.AT_WORKER else [])
     assert waited.seconds > 0
-    assert waited.server_cpu > 0
+    assert waited.server_cpu >= 0  # a few assignments may take less than a tick of the clock
