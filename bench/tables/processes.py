@@ -320,13 +320,18 @@ async def submit(client: rk.Client, number: int, delay: float = 0.0) -> None:
 
 async def line_up(client: Any, waiting: int) -> None:
     """Send so many assignments to a worker whose slots are all taken, and return when it has accepted them."""
+    stream = f"{DEFAULT_NAME}_assign"
+    last = (await client.jetstream().stream_info(stream)).state.last_seq + SLOTS
     await write(client, ASSIGN, our_bodies(SLOTS, "bench.gate"))
     for begun in range(0, waiting, PORTION):
-        await write(client, ASSIGN, our_bodies(min(PORTION, waiting - begun), "bench.empty"))
+        number = min(PORTION, waiting - begun)
+        last += number
+        await write(client, ASSIGN, our_bodies(number, "bench.empty"))
         async with asyncio.timeout(PORTION_WITHIN_S):
-            while True:
-                found = await client.jetstream().consumer_info(f"{DEFAULT_NAME}_assign", CONSUMER)
-                if not found.num_pending and not found.num_ack_pending:
+            while True:  # what is written is stored a moment later
+                stored = (await client.jetstream().stream_info(stream)).state.last_seq
+                found = await client.jetstream().consumer_info(stream, CONSUMER)
+                if stored >= last and not found.num_pending and not found.num_ack_pending:
                     break
                 await asyncio.sleep(0.1)
 
