@@ -351,7 +351,7 @@ async def windows(client: Any, feed: Callable[[], Awaitable[None]], number: int)
 async def backlog_on(place: tuple[str, Path, list[int]], kind: str, size: int, number: int) -> Waited:
     """One measurement of a new system in which so many assignments wait, or have ended."""
     url, folder, server = place
-    room, with_router = size + 10 * MESSAGES, kind == AT_ROUTER
+    room, with_router = size * 5 // 4 + 10 * MESSAGES, kind == AT_ROUTER  # a tenth is kept for higher priorities
     lines = LONG_LINES.format(at_router=room, at_worker=MESSAGES if with_router else room, slots=SLOTS)
     (folder / "reefknot.yaml").write_text(lines)
     async with AsyncExitStack() as stack:

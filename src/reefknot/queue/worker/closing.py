@@ -47,8 +47,8 @@ from reefknot.runtime.tracing import tracing
 
 MOST_WATCHED = 10_000
 MOST_REMEMBERED = 1_000
-PAGE = 500
-REJECTED_AT_ONCE = 64
+PAGE = 5000
+OFFERED_AT_ONCE = 500
 DRAINING = "its worker is draining"
 
 DrainAck = Callable[[str, Pool], ExecAssignmentAck]
@@ -348,11 +348,12 @@ class Drain:
         if not free:
             return 0
         wall = self._context.clock.wall()
-        events = [Requeued(**about_item(one, wall), reason=DRAINING, generation=one.generation) for one in free]
-        await self._context.journal.write(*events)
-        if self._context.settings.queue_v2:
-            for start in range(0, len(free), REJECTED_AT_ONCE):
-                await asyncio.gather(*(self._reject(item) for item in free[start : start + REJECTED_AT_ONCE]))
+        for start in range(0, len(free), OFFERED_AT_ONCE):
+            some = free[start : start + OFFERED_AT_ONCE]
+            events = [Requeued(**about_item(one, wall), reason=DRAINING, generation=one.generation) for one in some]
+            await self._context.journal.write(*events)  # a log takes only so much at once
+            if self._context.settings.queue_v2:
+                await asyncio.gather(*(self._reject(item) for item in some))
         return len(free)
 
     async def _queued(self) -> list[WorkItem]:

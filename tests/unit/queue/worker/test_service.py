@@ -1,19 +1,23 @@
 """A worker's life: cancelled, drained, restarted, crashed, taken over, expired, and what it says meanwhile."""
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 
 from reefknot.audit.model import event as events
+from reefknot.audit.model.chain import Head
 from reefknot.audit.model.event import Completed, Requeued, TimeoutOccurred
-from reefknot.errors import ParameterError
+from reefknot.audit.port import AuditEntry
+from reefknot.errors import ParameterError, StoreFullError
 from reefknot.queue.model.admission import OverloadStatus, Rules
 from reefknot.queue.model.messages import CANCEL, AckStatus, Cancel, ExecResult, ResultStatus, encode
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.router.service import Router
 from reefknot.queue.worker import closing, service
+from reefknot.stores.memory.store import MemoryAuditLog
 from tests.unit.queue.shops import ONE, ran, sent, stored, told
 from tests.workshop import DENIED, OK, REFUSED, Shop, Step, work
 
@@ -322,6 +326,24 @@ async def test_what_a_drained_worker_has_queued_is_done_by_the_others(shop: Shop
     assert {(await stored(shop, f"j{n}")).attempts for n in range(10)} == {1}
     known = [event.work_id for event in await told(shop, Requeued) if event.reason == "its worker is draining"]
     assert len(known) == len(set(known)) == 4
+
+
+@pytest.mark.parametrize(("at_once", "events"), [(3, 4), (10, 0)], ids=["", "control: all in one write"])
+async def test_a_worker_that_leaves_writes_no_more_events_at_once_than_a_log_takes(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, at_once: int, events: int
+) -> None:
+    append = MemoryAuditLog.append
+
+    async def append_three(log: MemoryAuditLog, entries: Sequence[AuditEntry]) -> Head:
+        if len(entries) > 3:
+            raise StoreFullError("memory", "three events are the most", "make it in smaller parts")
+        return await append(log, entries)
+
+    monkeypatch.setattr(MemoryAuditLog, "append", append_three)
+    monkeypatch.setattr(closing, "OFFERED_AT_ONCE", at_once)
+    first, _ = await two_workers_and_ten_jobs(shop)
+    await first.drain(30)
+    assert len([event for event in await told(shop, Requeued) if event.reason == "its worker is draining"]) == events
 
 
 async def test_a_worker_that_keeps_its_queue_would_be_caught(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
