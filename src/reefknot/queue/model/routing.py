@@ -25,7 +25,7 @@ MOST_UNACKED = 64
 SHORT_MS = 5.0
 MOST_TOGETHER = 64
 """Most assignments at one worker that has a run, if it does them within `SHORT_MS`: waking another would cost more."""
-RUN_S = 0.1
+RUN_S = 0.25
 """How long a run goes on: then the next worker has its turn, also while a lone caller keeps one busy."""
 
 
