@@ -155,7 +155,10 @@ class Dispatcher:
             willing, asked = workers, ranking
             if pending.refused_until:
                 willing = [one for one in workers if pending.refused_until.get(one.worker_id, -inf) <= now]
-                asked, ranking = WorkerRanking(willing, now, run.worker_id), None  # the other one does not count this choice
+                asked, ranking = (
+                    WorkerRanking(willing, now, run.worker_id),
+                    None,
+                )  # the other one does not count this choice
             number = self._draw(pending) if asked.needs_draw else None
             route = pending.route + 1
             inputs = asked.inputs(workers=len(workers), willing=len(willing), draw=number, route=route)
