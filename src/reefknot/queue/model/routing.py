@@ -120,7 +120,7 @@ class Run(Struct, frozen=True):
     began: float = float("-inf")
 
     def room(self, together: int, held: int, now: float) -> int:
-        """How many more its worker may get, while `held` have not ended there; 0: the run is over."""
+        """The number that its worker may get while `held` have not ended there; 0: the run is over."""
         return max(0, together - held) if together > 1 and now - self.began < RUN_S else 0
 
     def after(self, choice: Chosen, now: float, *, is_next: bool) -> "Run":
