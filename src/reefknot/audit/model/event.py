@@ -273,9 +273,9 @@ class Routing(_OfEveryAssignment, frozen=True, tag="routing", kw_only=True):
 
     `inputs` are those of the choice: the best of the `workers` there were, each with its status, the number of
     assignments it has and its capacity; the worker that was chosen before (`after`), and the draw if chance decided.
-    A worker that had no rival, and took whatever came, is there by its id alone, and `worker_id` is left out.
-    `tenant_hash` is there instead of a long `tenant_id` when a worker was chosen: the first 12 digits of the tenant's
-    SHA-256.
+    A worker that had no rival, and took whatever came, is there by its id alone, and `worker_id` is left out. This one
+    follows `together` short ones that went to the same worker. `tenant_hash` is there instead of a long `tenant_id`
+    when a worker was chosen: the first 12 digits of the tenant's SHA-256.
     """
 
     event_code: str = "RK-302"

@@ -23,8 +23,10 @@ PROBE_EVERY_S = 2.0
 MOST_UNACKED = 64
 """Most unanswered assignments to one worker. More would be sent on outdated health."""
 SHORT_MS = 5.0
-MOST_TOGETHER = 16
-"""Most assignments in a row for one worker, if it does them within `SHORT_MS`: waking another one would cost more."""
+MOST_TOGETHER = 64
+"""Most assignments at one worker that has a run, if it does them within `SHORT_MS`: waking another would cost more."""
+RUN_S = 0.25
+"""How long a run goes on: then the next worker has its turn, also while a lone caller keeps one busy."""
 
 
 class WorkerHealth(Struct, frozen=True):
@@ -110,6 +112,27 @@ def too_late_everywhere(workers: Iterable[WorkerHealth], refused_by: AbstractSet
     return {one.worker_id for one in workers if not one.gone(now)} <= refused_by
 
 
+class Run(Struct, frozen=True):
+    """Short assignments that go to one worker in a row, round after round."""
+
+    worker_id: str = ""
+    given: int = 0
+    began: float = float("-inf")
+
+    def room(self, together: int, held: int, now: float) -> int:
+        """The number that its worker may get while `held` have not ended there; 0: the run is over."""
+        return max(0, together - held) if together > 1 and now - self.began < RUN_S else 0
+
+    def after(self, choice: Chosen, now: float, *, is_next: bool) -> "Run":
+        """The run after this choice: `is_next` in it, or the first of a new one."""
+        if is_next:
+            return structs.replace(self, given=self.given + 1)
+        return Run(choice.worker_id, 1, now)
+
+
+NO_RUN = Run()
+
+
 class Candidate(Struct, frozen=True, array_like=True):
     """A worker in a recorded choice: a list of these four, of which the last may be missing."""
 
@@ -160,13 +183,23 @@ class WorkerRanking:
     Chooses workers of one class, one assignment after the other.
 
     Each choice counts as load of the one that was chosen, so the next assignment sees it. Equals take turns, from
-    the one `after` the last that was chosen. Up to `together` in a row go to the same healthy worker. A choice
-    costs the logarithm of the number of workers, not the number.
+    the one `after` the last that was chosen. Up to `together` in a row go to the same healthy worker, and a `run` goes
+    on at its worker for as many as it has `room`. A choice costs the logarithm of the number of workers, not the
+    number.
     """
 
     __slots__ = ("_able", "_after", "_anybody", "_given", "_held", "_left", "_line", "_probes", "_together")
 
-    def __init__(self, workers: Iterable[WorkerHealth], now: float, after: str = "", *, together: int = 1) -> None:
+    def __init__(
+        self,
+        workers: Iterable[WorkerHealth],
+        now: float,
+        after: str = "",
+        *,
+        together: int = 1,
+        run: Run = NO_RUN,
+        room: int = 0,
+    ) -> None:
         here = [one for one in workers if not one.gone(now)]
         sick = [one for one in here if one.status is OverloadStatus.CRITICAL]
         due = [one for one in sick if now - one.probed_at >= PROBE_EVERY_S]
@@ -177,12 +210,22 @@ class WorkerRanking:
         self._held, self._given, self._left = "", 0, 0
         """The last worker, how many in a row it has got, and how many more it gets, which count as its load already."""
         self._probes = sorted(((one.load, one.worker_id, one) for one in due), key=lambda one: one[:2], reverse=True)
+        if room:
+            here = [self._going_on(one, run, room) if one.worker_id == run.worker_id else one for one in here]
         self._line = [
             (one.status.severity, one.load, one.worker_id <= after, one.worker_id, one.unacked, one)
             for one in here
             if one.status is not OverloadStatus.CRITICAL and one.unacked < MOST_UNACKED
         ]
         heapify(self._line)
+
+    def _going_on(self, one: WorkerHealth, run: Run, room: int) -> WorkerHealth:
+        """The worker of a run with what it gets next, if it is well and has room."""
+        number = min(room, MOST_UNACKED - one.unacked)
+        if one.status is not OverloadStatus.HEALTHY or number <= 0:
+            return one
+        self._held, self._given, self._left = one.worker_id, run.given, number
+        return structs.replace(one, unacked=one.unacked + number)
 
     @property
     def needs_draw(self) -> bool:

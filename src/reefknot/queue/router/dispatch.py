@@ -35,7 +35,7 @@ from reefknot.queue.model.messages import (
     encode,
 )
 from reefknot.queue.model.results import UNKNOWN_TYPE, answer_of, overdue_reason, unrun_result
-from reefknot.queue.model.routing import Chosen, Nobody, RoutingInputs, Why, WorkerHealth, WorkerRanking
+from reefknot.queue.model.routing import NO_RUN, Chosen, Nobody, RoutingInputs, Run, Why, WorkerHealth, WorkerRanking
 from reefknot.queue.model.submission import EXPIRED
 from reefknot.queue.model.work import WorkItem, is_over, is_workers
 from reefknot.queue.router.completion import Completion
@@ -73,8 +73,8 @@ class Dispatcher:
         self._completion = completion
         self._settings = context.settings
         self._draws = 0
-        self._last: dict[str, str] = {}
-        """By class: the worker that was chosen last."""
+        self._runs: dict[str, Run] = {}
+        """By class: the worker that was chosen last, and how many it has got in a row."""
         self._published_fleet = (0, -inf)
         self._unknown: list[Pending] = []
         """Assignments whose type no live worker knows, and whose wait for one is over."""
@@ -147,20 +147,24 @@ class Dispatcher:
             if self._is_held_up(pending):
                 stay.append(pending)
                 continue
-            last = self._last.get(name, "")
+            run = self._runs.get(name, NO_RUN)
             if ranking is None or pending.refused_until:
-                workers = self._health.of_class(name, self._table.unacked)
-                ranking = WorkerRanking(workers, now, last, together=self._health.together(name))
+                workers, together = self._health.of_class(name, self._table.unacked), self._health.together(name)
+                room = run.room(together, self._table.held[run.worker_id, name], now)
+                ranking = WorkerRanking(workers, now, run.worker_id, together=together, run=run, room=room)
             willing, asked = workers, ranking
             if pending.refused_until:
                 willing = [one for one in workers if pending.refused_until.get(one.worker_id, -inf) <= now]
-                asked, ranking = WorkerRanking(willing, now, last), None  # the other one does not count this choice
+                asked, ranking = (
+                    WorkerRanking(willing, now, run.worker_id),
+                    None,
+                )  # the other one does not count this choice
             number = self._draw(pending) if asked.needs_draw else None
             route = pending.route + 1
             inputs = asked.inputs(workers=len(workers), willing=len(willing), draw=number, route=route)
             choice = asked.choose(number or 0.0)
             if isinstance(choice, Chosen):
-                self._last[name] = choice.worker_id
+                self._runs[name] = run.after(choice, now, is_next=inputs.together > 0)
             if isinstance(choice, Nobody) and self._may_share(pending, now):
                 choice = Chosen(SHARED)
             if isinstance(choice, Chosen):

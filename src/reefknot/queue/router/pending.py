@@ -168,6 +168,8 @@ class PendingTable:
         """The number of each class in all."""
         self.unacked: Counter[tuple[str, str]] = Counter()
         """By worker and class: sent, and neither acked nor answered yet."""
+        self.held: Counter[tuple[str, str]] = Counter()
+        """By worker and class: sent, and not ended yet."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -250,6 +252,7 @@ class PendingTable:
         pending.worker_id, pending.asked_at, pending.acked = worker_id, now, False
         pending.route += 1
         self.unacked[worker_id, pending.resource_class] += 1
+        self.held[worker_id, pending.resource_class] += 1
 
     def asked_again(self, pending: Pending, now: float) -> None:
         pending.asked_at = now
@@ -315,6 +318,7 @@ class PendingTable:
         """No worker has it any more."""
         self._count_answer(pending)
         if pending.worker_id is not None:
+            _count_down(self.held, (pending.worker_id, pending.resource_class))
             name = pending.assignment.assignment_id
             others = tuple([one for one in self._out.get(name, ()) if one is not pending])
             if others:
@@ -324,10 +328,13 @@ class PendingTable:
 
     def _count_answer(self, pending: Pending) -> None:
         if pending.worker_id is not None and not pending.acked:
-            key = pending.worker_id, pending.resource_class
-            self.unacked[key] -= 1
-            if self.unacked[key] <= 0:
-                del self.unacked[key]
+            _count_down(self.unacked, (pending.worker_id, pending.resource_class))
+
+
+def _count_down(counts: Counter[tuple[str, str]], key: tuple[str, str]) -> None:
+    counts[key] -= 1
+    if counts[key] <= 0:
+        del counts[key]
 
 
 # ---- the context -----------------------------------------------------------------------------------------------------

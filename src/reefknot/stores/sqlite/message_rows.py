@@ -118,16 +118,23 @@ class _Room:
         self._connection = connection
         self._last = last(connection)
         self._listeners = listeners(connection, now)
-        self._left = {one.name: self._left_for(one) for one in self._listeners}
+        self._left: dict[str, int] = {}
 
     def _left_for(self, one: Listener) -> int:
+        """The places of a listener, counted when a message for it comes: others may be far behind, and cost nothing."""
+        left = self._left.get(one.name)
+        if left is None:
+            left = self._left[one.name] = self._counted(one)
+        return left
+
+    def _counted(self, one: Listener) -> int:
         since = max(0, self._last - one.read_to)
         if since >= one.places:  # part of it may be for other listeners
             since = query(self._connection, _UNREAD, (one.read_to, one.origin, _listed(one.subjects))).get
         return one.places - since
 
     def is_there(self, subject: str, origin: str, recipient: str) -> bool:
-        return all(self._left[one.name] > 0 for one in self._hearing(subject, origin, recipient))
+        return all(self._left_for(one) > 0 for one in self._hearing(subject, origin, recipient))
 
     def take(self, subject: str, origin: str, recipient: str) -> None:
         for one in self._hearing(subject, origin, recipient):

@@ -9,7 +9,17 @@ from msgspec import structs
 
 from reefknot.queue.model import routing
 from reefknot.queue.model.admission import OverloadStatus
-from reefknot.queue.model.routing import MOST_UNACKED, Chosen, Nobody, Why, WorkerHealth, WorkerRanking
+from reefknot.queue.model.routing import (
+    MOST_UNACKED,
+    NO_RUN,
+    RUN_S,
+    Chosen,
+    Nobody,
+    Run,
+    Why,
+    WorkerHealth,
+    WorkerRanking,
+)
 from tests.rows import for_each_row
 
 NOW = 100.0
@@ -133,6 +143,45 @@ def test_short_work_goes_to_a_healthy_worker_in_a_row_and_counts_as_its_load() -
     assert names(WorkerRanking(sick, NOW, together=3), 3) == ["b", "a", "a"], "a probe comes first, and alone"
 
 
+def test_a_run_goes_on_at_its_worker_as_far_as_it_has_room_and_then_the_least_loaded_is_next() -> None:
+    three, run = [worker("a", active=9), worker("b"), worker("c")], Run("a", 7, NOW)
+    going_on = WorkerRanking(three, NOW, "a", together=3, run=run, room=2)
+    recorded = [(going_on.inputs().together, going_on.choose(0.9)) for _ in range(4)]
+    assert recorded == [(7, Chosen("a")), (8, Chosen("a")), (0, Chosen("b")), (1, Chosen("b"))]
+    assert names(WorkerRanking(three, NOW, "a", together=3, run=run), 2) == ["b", "b"], "control: no room"
+    almost = [worker("a", unacked=MOST_UNACKED - 1), worker("b")]
+    assert names(WorkerRanking(almost, NOW, "a", run=run, room=9), 2) == ["a", "b"]
+    assert names(WorkerRanking([worker("a", unacked=MOST_UNACKED)], NOW, "a", run=run, room=9), 1) == [Why.UNACKED]
+    for unwell in (worker("a", DEGRADED), worker("a", CRITICAL), worker("a", heartbeat_at=0.0), worker("gone")):
+        assert names(WorkerRanking([unwell, worker("b")], NOW, "a", run=run, room=9), 1) == ["b"]
+    probed = [worker("a"), worker("b", CRITICAL, probed_at=0.0)]
+    assert names(WorkerRanking(probed, NOW, "a", run=run, room=9), 2) == ["b", "a"], "a probe comes first"
+
+
+@for_each_row(
+    ("together", "held", "seconds", "room"),
+    [
+        (64, 0, 0.0, 64),
+        (64, 60, RUN_S - 0.001, 4),
+        (64, 64, 0.0, 0),
+        (5, 9, 0.0, 0),
+        (64, 0, RUN_S, 0),  # also a lone caller's next assignment goes to another worker then
+        (1, 0, 0.0, 0),  # what takes longer is spread
+    ],
+)
+def test_a_run_has_room_for_what_its_worker_does_soon_and_for_a_while(
+    together: int, held: int, seconds: float, room: int
+) -> None:
+    assert Run("a", 3, NOW).room(together, held, NOW + seconds) == room
+
+
+def test_a_choice_in_a_run_counts_and_any_other_begins_a_new_one() -> None:
+    first = NO_RUN.after(Chosen("a"), 1.0, is_next=False)
+    assert (first, NO_RUN.room(64, 0, 1.0)) == (Run("a", 1, 1.0), 0)
+    assert first.after(Chosen("a"), 2.0, is_next=True) == Run("a", 2, 1.0)
+    assert first.after(Chosen("a"), 2.0, is_next=False) == Run("a", 1, 2.0)
+
+
 def test_a_choice_of_many_is_the_choice_of_one_after_the_other() -> None:
     known = [worker("a", DEGRADED), worker("b", capacity=2, queue_depth=1), worker("c", queue_depth=2, capacity=4)]
     lineup, one_by_one = WorkerRanking(known, NOW), []
@@ -199,7 +248,9 @@ def test_every_choice_of_any_fleet_comes_out_the_same_from_its_recorded_inputs()
             )
             for number in range(dice.randint(0, 40))
         ]
-        ranking = WorkerRanking(fleet, NOW, f"w{dice.randint(0, 40)}", together=dice.choice([1, 1, 5]))
+        run = Run(f"w{dice.randint(0, 40)}", dice.randint(1, 900), NOW)
+        together, room = dice.choice([1, 1, 5]), dice.choice([0, 0, 1, 70])
+        ranking = WorkerRanking(fleet, NOW, run.worker_id, together=together, run=run, room=room)
         for _ in range(30):
             draw = dice.random()
             inputs = structs.replace(ranking.inputs(), draw=draw)

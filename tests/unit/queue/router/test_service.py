@@ -23,7 +23,7 @@ from reefknot.queue.model.messages import (
     ResultJob,
     ResultStatus,
 )
-from reefknot.queue.model.routing import MOST_TOGETHER
+from reefknot.queue.model.routing import MOST_TOGETHER, RUN_S
 from reefknot.queue.router import service
 from reefknot.queue.router.health import MOST_SHOWN, MOST_WORKERS, HealthTable
 from tests.unit.queue.shops import ONE, answers, served
@@ -56,6 +56,28 @@ async def test_several_workers_share_the_work(shop: Shop) -> None:
     assert sum(by_worker) == 60
     assert min(by_worker) >= 15
     assert router.health.live(asyncio.get_running_loop().time()) == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "longest"), [(0.0001, RUN_S / 0.01), pytest.param(0.003, 0, id="control: steps that are not short")]
+)
+async def test_short_work_stays_with_a_worker_for_a_moment_and_goes_on_to_the_next(
+    shop: Shop, seconds: float, longest: float
+) -> None:
+    """One caller, one assignment after the other."""
+    router = await shop.router()
+    for name in ("w1", "w2", "w3"):
+        await shop.worker(name, Step(seconds=seconds))
+    await asyncio.sleep(1.1)
+    await answers(*[await router.submit(work(f"known{n}")) for n in range(KNOWN_AFTER)])
+    took = set[str | None]()
+    for number in range(150):
+        (result,) = await answers(await router.submit(work(f"a{number}")))
+        took.add(result.worker_id)
+        await asyncio.sleep(0.01)
+    before = [(one.inputs or {}).get("together", 0) for one in await shop.events(Routing)]  # type: ignore[union-attr]
+    assert took == {"w1", "w2", "w3"}
+    assert longest / 2 <= max(before) <= longest
 
 
 async def test_an_assignment_that_cannot_be_used_is_the_callers_mistake(shop: Shop) -> None:

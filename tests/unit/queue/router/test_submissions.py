@@ -330,6 +330,25 @@ def test_a_line_goes_by_priority_and_then_by_age(table: PendingTable) -> None:
     assert line(table) == ["urgent", "old", "young", "last"]
 
 
+def test_what_a_worker_holds_is_counted_until_it_ends_or_goes_elsewhere(table: PendingTable) -> None:
+    one, two, three = (put(table, name) for name in ("one", "two", "three"))
+    for pending in (one, two, three):
+        table.sent(pending, "w", 0.0)
+    held = []
+    for change in (
+        lambda: table.acked(one),
+        lambda: table.remove(one),
+        lambda: table.remove(one),
+        lambda: table.back(two),
+        lambda: table.sent(three, "v", 1.0),
+        lambda: table.refused(three, "v", 9.0, "full"),
+    ):
+        change()
+        held.append((table.held["w", "cpu"], table.held["v", "cpu"]))
+    assert held == [(3, 0), (2, 0), (2, 0), (1, 0), (0, 1), (0, 0)]
+    assert not table.held, "what is zero is forgotten"
+
+
 def tenants(table: PendingTable, *names: str, priority: int = 0) -> dict[str, Pending]:
     """One after the other; the first letter is the tenant."""
     ages = enumerate(names, start=len(table))

@@ -11,6 +11,7 @@ from typing import Any
 import apsw
 import pytest
 
+from reefknot.core.time import Moment
 from reefknot.queue.model.messages import ACK, RESULT
 from reefknot.queue.model.work import WorkDone, WorkItem
 from reefknot.queue.port.transport import Delivery
@@ -18,6 +19,7 @@ from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueue, Settlement
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.sqlite import SqliteStore, transport
 from reefknot.stores.sqlite import message_rows as messages
+from reefknot.stores.sqlite.transaction import RecordCaches, Transaction
 from tests.stories import InLoop
 from tests.unit.stores.sqlite.stores_on_a_file import by_hand
 
@@ -93,6 +95,37 @@ async def test_what_is_listened_to_elsewhere_is_written_once_and_heard_here_too(
     await fleet.ends[0].publish("a", b"1")
     assert [await body(line) for line in lines] == [b"1"] * 3
     assert fleet.ask(MESSAGES) == 1
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_walk"),
+    [("a", False), pytest.param("far", True, id="control: a message for the one that is behind")],
+)
+@ends(1)
+async def test_a_message_costs_no_more_because_others_have_much_to_read(
+    fleet: Fleet, subject: str, *, is_walk: bool
+) -> None:
+    """Every idle process is behind by what the others have sent each other since it last looked."""
+    steps = 0
+
+    def count() -> bool:
+        nonlocal steps
+        steps += 1
+        return False
+
+    connection = apsw.Connection(str(fleet.path))
+    row = "('far', 'elsewhere', '[\"far\"]', 10, 0, 0)"
+    connection.execute(f"INSERT INTO listener VALUES {row}; UPDATE listener SET seen_at = 5000")
+    rows = [(0, "x", "", "other", str(number), "{}", b"") for number in range(5000)]
+    with connection:
+        connection.executemany("INSERT INTO message VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", rows)
+    connection.set_progress_handler(count, 10)
+    try:
+        transaction = Transaction(connection, Moment(wall=5000, steady=5000), RecordCaches())
+        assert messages.publish_batch(transaction, [("here", "", subject, "new", "{}", b"")]) == [True]
+    finally:
+        connection.close()
+    assert (steps > 1000) is is_walk, steps
 
 
 async def test_an_older_list_that_arrives_late_hides_no_one_who_was_heard_meanwhile(fleet: Fleet) -> None:
