@@ -38,7 +38,7 @@ from reefknot.stores.jetstream.roles import ROLES, Permissions, check, covers, p
 from tests.acceptance.folder import until
 
 STORE = "orders"
-BACKLOG, MANY = 600, 600
+BACKLOG, MANY = 600, 300
 ADMIN = "admin"
 STEPS = """\
 import asyncio
@@ -130,7 +130,7 @@ class RolesServer(NatsServer):
             )
             for name, may in self._users.items()
         ]
-        more = f"authorization {{ users: {json.dumps(users)} }}\ntrace: true\nmax_traced_msg_len: 2048\n"
+        more = f"authorization {{ users: {json.dumps(users)} }}\ntrace: true\nmax_traced_msg_len: 1\n"
         whole_log = re.sub(r"logfile_size_limit: \d+, ", "", super()._configuration())
         return f"{whole_log}{more}max_payload: 700000\n"
 
