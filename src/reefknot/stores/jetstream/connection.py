@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -181,6 +181,7 @@ class Connection:
         self._reconnected: list[Callable[[], None]] = []
         self._up_since = 0.0
         self._requests = Requests(options.inbox)
+        self.expecting = self._requests.expecting
         self._answers: Subscription | None = None
         self._denied: set[str] = set()
         self._services = Services("connection to NATS")
@@ -442,18 +443,6 @@ class Connection:
         if error.err_code in NO_JETSTREAM:
             raise StoreVersionError(self.options.shown, "JetStream is not enabled there", JETSTREAM_OFF)
         raise RefusedError(self.options.shown, error.err_code, printable(error.description, most=300))
-
-    @contextlib.contextmanager
-    def expecting(self, subject: str, timeout: float) -> Iterator[asyncio.Future[Any]]:
-        """
-        A future for the end of an answer that arrives in parts. It ends with an error as a value when the time is over,
-        and when this user may not publish to the subject that asks.
-        """
-        name, outcome = self._requests.add((subject,), timeout)
-        try:
-            yield outcome
-        finally:
-            self._requests.remove(name)
 
     async def listen(self, subject: str, heard: Hear) -> Subscription:
         """

@@ -8,9 +8,11 @@ earliest deadline has the only timer. Which error a request without an answer en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from math import inf
+from typing import Any
 
 from msgspec import Struct
 
@@ -55,6 +57,18 @@ class Requests:
         if deadline < self._timer_at:
             self._set_timer(loop, deadline)
         return reply, outcome
+
+    @contextmanager
+    def expecting(self, subject: str, timeout: float) -> Iterator[asyncio.Future[Any]]:
+        """
+        A future for the end of an answer that arrives in parts. It ends with an error as a value when the time is over,
+        and when this user may not publish to the subject that asks.
+        """
+        name, outcome = self.add((subject,), timeout)
+        try:
+            yield outcome
+        finally:
+            self.remove(name)
 
     def remove(self, reply: str) -> None:
         """Wait no longer for this answer: its caller has gone."""
