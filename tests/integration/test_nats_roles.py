@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -532,6 +533,34 @@ async def test_an_act_that_is_not_refused_is_noticed(yard: Yard) -> None:
     """The control of the test above: an administrator may do all of it, and a worker what its table has."""
     assert set((await denied(yard, "worker", [f"{STORE}.over.x"], [f"{STORE}.listeners"])).values()) == {False}
     assert set((await denied(yard, ADMIN, [f"{STORE}.command.cancel.x"], ["_INBOX.>"])).values()) == {False}
+
+
+@pytest.mark.real_time
+async def test_what_roles_do_not_stop(yard: Yard) -> None:
+    """
+    A server checks where a user publishes, not where it has an answer sent: a reader has the server store a copy.
+
+    The guide of security says so. If this fails, the server has learnt better, and the guide can promise more.
+    """
+    forged = f"{STORE}.work.succeeded.cpu.forged"
+    admin = await nats.connect(yard.server.url, user=ADMIN, password=f"pw-{ADMIN}")
+    await admin.request(f"{STORE}.key.forgery", b"as I like it", timeout=10)
+    inbox = f"_INBOX.{STORE}.reader".encode()
+    reader = await nats.connect(yard.server.url, user="reader", password="pw-reader", inbox_prefix=inbox)
+    asked = json.dumps({"last_by_subj": f"{STORE}.key.forgery"}).encode()
+    await reader.publish(f"$JS.API.DIRECT.GET.{STATE}", asked, reply=forged)
+    await reader.request("$SYS.REQ.USER.INFO", timeout=10)
+
+    async def stored() -> bytes:
+        wanted = json.dumps({"last_by_subj": forged}).encode()
+        return (await admin.request(f"$JS.API.STREAM.MSG.GET.{STATE}", wanted, timeout=10)).data
+
+    while b"no message found" in (answer := await stored()):
+        await asyncio.sleep(0.02)
+    assert b64decode(json.loads(answer)["message"]["data"]) == b"as I like it"
+    await admin.publish(forged, b"", headers={"Nats-TTL": "1s"})
+    await admin.close()
+    await reader.close()
 
 
 async def denied(yard: Yard, user: str, publish: list[str], subscribe: list[str]) -> dict[str, bool]:
