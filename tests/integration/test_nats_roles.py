@@ -22,8 +22,10 @@ from signal import SIGHUP, SIGTERM
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
+import msgspec
 import nats
 import pytest
+from msgspec import structs
 
 import reefknot as rk
 from reefknot.console.cli import main
@@ -35,7 +37,8 @@ from reefknot.queue.model.work import ROUTER, Quarantine, Settled, WorkDone, Wor
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.stores.jetstream import store as jetstream_store
 from reefknot.stores.jetstream.connection import Connection, NatsOptions, options_from_url
-from reefknot.stores.jetstream.roles import ROLES, Permissions, check, covers, permissions
+from reefknot.stores.jetstream.roles import ROLES, Permissions, check, covers, overlap, permissions
+from reefknot.stores.jetstream.state import StoredCommand
 from tests.acceptance.folder import until
 
 STORE = "orders"
@@ -536,6 +539,50 @@ async def test_an_act_that_is_not_refused_is_noticed(yard: Yard) -> None:
 
 
 @pytest.mark.real_time
+async def test_a_command_in_the_place_of_another_one_is_not_obeyed(yard: Yard) -> None:
+    """A client may cancel, and cannot pass a drain off as a cancellation; where it belongs, a drain is read."""
+    admin = await nats.connect(yard.server.url, user=ADMIN, password=f"pw-{ADMIN}")
+    async with rk.open_store(yard.url, nats=yard.options("reader")) as store:
+        before = await store.control.latest()
+        drain = StoredCommand("drain", "router", "{}", "x", 0, 2**53)
+        for place in ("cancel", "drain", "router"):
+            body = msgspec.json.encode(structs.replace(drain, sender=place))
+            await admin.request(f"{STORE}.command.{place}.c", body, timeout=10)
+        async with asyncio.timeout(20):
+            while len(found := await store.control.poll("router", after=before)) < 2:
+                await store.control.wait(1.0, after=found[-1].sequence if found else before)
+    await admin.close()
+    assert [one.sender for one in found] == ["drain", "router"], "the last one as an earlier version puts it"
+
+
+@pytest.mark.real_time
+async def test_no_part_with_a_role_runs_retention(yard: Yard) -> None:
+    for user in ("worker", ADMIN):
+        async with rk.open_store(yard.url, nats=yard.options(user), tidy=False) as store:
+            assert store.acquire_retention_lock() is (user == ADMIN)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "needed", "is_covered", "overlaps"),
+    [
+        ("a.*", "a.b", True, True),
+        ("a.*", "a.*", True, True),
+        ("a.>", "a.*.*", True, True),
+        ("a.*", "a.>", False, True),
+        ("a.b", "a.*", False, True),
+        ("a.>", "a", False, False),
+        ("a.b", "a.c", False, False),
+        ("a.b.c", "a.b", False, False),
+        (">", "$JS.API.INFO", True, True),
+    ],
+)
+def test_subjects_with_wildcards_are_compared_as_a_server_does(
+    pattern: str, needed: str, is_covered: bool, overlaps: bool
+) -> None:
+    assert (covers(pattern, needed), overlap(pattern, needed)) == (is_covered, overlaps)
+
+
+@pytest.mark.real_time
 async def test_what_roles_do_not_stop(yard: Yard) -> None:
     """
     A server checks where a user publishes, not where it has an answer sent: a reader has the server store a copy.
@@ -555,7 +602,7 @@ async def test_what_roles_do_not_stop(yard: Yard) -> None:
         wanted = json.dumps({"last_by_subj": forged}).encode()
         return (await admin.request(f"$JS.API.STREAM.MSG.GET.{STATE}", wanted, timeout=10)).data
 
-    while b"no message found" in (answer := await stored()):
+    while b"no message found" in (answer := await stored()):  # noqa: ASYNC110 - it happens in a server
         await asyncio.sleep(0.02)
     assert b64decode(json.loads(answer)["message"]["data"]) == b"as I like it"
     await admin.publish(forged, b"", headers={"Nats-TTL": "1s"})
