@@ -422,6 +422,13 @@ def test_a_permission_too_few_is_noticed_and_ends_a_command_at_once(yard: Yard) 
     assert any("blob" in one for one in yard.server.refused("unnamed-less"))
 
 
+def test_what_another_role_may_do_is_said(yard: Yard) -> None:
+    with yard.running("router", "router", "start", "--router-id", "r2"):
+        code, _, err = yard("client", "router", "reload")
+    assert code == 77
+    assert "only the role operator may, and this user has the role client" in err
+
+
 def test_a_part_that_lacks_a_permission_ends_at_once(yard: Yard) -> None:
     with yard.running("worker-less", "worker", "start", "--module", "steps") as said:
         assert f"the role worker needs to publish to {MISSING}, and this user may not" in said.read_text()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import get_args
 
-from msgspec import DecodeError, Struct, json
+from msgspec import DecodeError, Struct, json, structs
 
 from reefknot.errors import StoreError, StorePermissionError
 from reefknot.policy.schema import NatsRole
@@ -174,6 +174,10 @@ def denial(options: NatsOptions, text: str) -> StorePermissionError:
     for pattern, roles in _needed(options, verb):
         if covers(pattern.lower(), subject):
             return _missing(options, verb, pattern, roles, problem)
+    for pattern, roles in _needed(structs.replace(options, roles=()), verb):
+        if covers(pattern.lower(), subject):
+            way_out = f"only {_named(roles)} may, and this user has {_named(options.roles)}"
+            return StorePermissionError(options.shown, problem, way_out)
     way_out = "no role has this permission: an administrator makes and changes streams (reefknot store create)"
     return StorePermissionError(options.shown, problem, way_out)
 
@@ -190,13 +194,16 @@ def _needed(options: NatsOptions, verb: str) -> Iterator[tuple[str, Sequence[str
 def _missing(
     options: NatsOptions, verb: str, pattern: str, roles: Sequence[str], problem: str = ""
 ) -> StorePermissionError:
-    named = f"role {roles[0]} needs" if len(roles) == 1 else f"roles {', '.join(roles[:-1])} and {roles[-1]} need"
-    missing = f"the {named} to {verb} to {pattern}"
+    missing = f"{_named(roles)} need{'s' if len(roles) == 1 else ''} to {verb} to {pattern}"
     flags = " ".join(f"--role {one}" for one in options.roles or roles[:1])
     way_out = f"`reefknot dev permissions {flags} --engine {options.shown}` prints all that is needed"
     if problem:
         return StorePermissionError(options.shown, problem, f"{missing}; {way_out}")
     return StorePermissionError(options.shown, f"{missing}, and this user may not", way_out)
+
+
+def _named(roles: Sequence[str]) -> str:
+    return f"the role {roles[0]}" if len(roles) == 1 else f"the roles {', '.join(roles[:-1])} and {roles[-1]}"
 
 
 class _Allowed(Struct):
