@@ -211,7 +211,7 @@ class Yard:
         return out
 
     @contextmanager
-    def running(self, user: str, *words: str) -> Iterator[Path]:
+    def running(self, user: str, *words: str, waits: bool = True) -> Iterator[Path]:
         """A part that runs as a process of its own, and the file with what it says."""
         said = self.folder / f"said-{'-'.join(words[:2])}-{user}.txt"
         config = str(self.folder / f"{user}.yaml")
@@ -225,7 +225,7 @@ class Yard:
                 **streams,
             )
         try:
-            until(lambda: "is ready" in said.read_text() or process.poll() is not None)
+            until(lambda: not waits or "is ready" in said.read_text() or process.poll() is not None)
             yield said
             process.send_signal(SIGTERM)
             process.wait(30)
@@ -245,8 +245,9 @@ async def as_application(yard: Yard) -> None:
             await store.idempotency.finish(claimed.claim, ending)
         assert not isinstance(await store.idempotency.claim("large", owner="b"), Claimed)
     async with rk.connect(yard.url, create=False, nats=yard.options("client")) as client:
-        for name in ("early", "withdrawn", "revoked"):
-            await client.submit("own.hello", {"name": "x" * 9000}, assignment_id=name, delay=0.5)
+        await client.submit("own.hello", {"name": "x" * 9000}, assignment_id="early")
+        for name in ("withdrawn", "revoked"):
+            await client.submit("own.hello", {"name": "x" * 9000}, assignment_id=name, delay=3600)
         await client.job("withdrawn").cancel()
         one: SubmitItem = {"job_type": "own.hello", "inputs": {"name": "x" * 3500}, "delay": 3600}
         await client.submit_many([one] * BACKLOG)
@@ -323,14 +324,15 @@ def every_feature(yard: Yard) -> dict[str, tuple[int, str]]:
             code, _, err = yard(user, *one.replace("EXPORT", str(yard.folder / "events.jsonl")).split())
             found[f"{user}: {one}"] = code, err
 
-    asyncio.run(as_application(yard))
     failed = WorkFailed("attempts_spent", "{}")
     asyncio.run(settled(yard, "router", WorkDone("y" * 100_000), failed, Quarantine("crashed", "{}")))
     asyncio.run(settled(yard, "worker", failed))
+    asyncio.run(as_application(yard))
     run("operator", "job cancel revoked", "schedule run nightly")
-    router = yard.running("router", "router", "start", "--router-id", "r1")
+    router = yard.running("router", "router", "start", "--router-id", "r1", waits=False)
     worker = yard.running("worker", "worker", "start", "--worker-id", "w1", "--module", "steps")
-    with router, worker:
+    with router as said, worker:
+        until(lambda: "is ready" in said.read_text())
         asyncio.run(as_client(yard))
         asyncio.run(as_peer(yard))
         run("reader", *LOOKS)
