@@ -565,6 +565,15 @@ async def test_a_command_in_the_place_of_another_one_is_not_obeyed(yard: Yard) -
 
 
 @pytest.mark.real_time
+async def test_a_change_of_another_role_fails_at_once_also_after_others_were_stored(yard: Yard) -> None:
+    async with rk.open_store(yard.url, nats=yard.options("client")) as store:
+        await store.control.post("cancel", target="router", keep=1.0)
+        with pytest.raises(StorePermissionError, match="only the role operator may"):
+            async with asyncio.timeout(20):
+                await store.control.post("pause", target="router", keep=1.0)
+
+
+@pytest.mark.real_time
 async def test_no_part_with_a_role_runs_retention(yard: Yard) -> None:
     for user in ("worker", ADMIN):
         async with rk.open_store(yard.url, nats=yard.options(user), tidy=False) as store:

@@ -159,6 +159,10 @@ class RefusedError(StoreUnavailableError):
         self.text = text
 
 
+class NotOfThisRoleError(StorePermissionError):
+    """No role of this user may use the subject: there is no permission that may come back."""
+
+
 Denial = Callable[[NatsOptions, str], StorePermissionError]
 """The error for what the server says when this user may not use a subject."""
 

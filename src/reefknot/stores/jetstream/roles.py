@@ -23,7 +23,7 @@ from reefknot.queue.model.messages import ACK, CANCEL, FLEET, HEARTBEAT, RESULT,
 from reefknot.queue.model.work import WorkState
 from reefknot.runtime.log import error_text, logger
 from reefknot.stores.jetstream.assignments import CONSUMER
-from reefknot.stores.jetstream.connection import Connection, NatsOptions
+from reefknot.stores.jetstream.connection import Connection, NatsOptions, NotOfThisRoleError
 from reefknot.stores.jetstream.streams import OPEN, Names
 
 ROLES: tuple[NatsRole, ...] = get_args(NatsRole)
@@ -177,9 +177,9 @@ def denial(options: NatsOptions, text: str) -> StorePermissionError:
     for pattern, roles in _needed(structs.replace(options, roles=()), verb):
         if covers(pattern.lower(), subject):
             way_out = f"only {_named(roles)} may, and this user has {_named(options.roles)}"
-            return StorePermissionError(options.shown, problem, way_out)
+            return NotOfThisRoleError(options.shown, problem, way_out)
     way_out = "no role has this permission: an administrator makes and changes streams (reefknot store create)"
-    return StorePermissionError(options.shown, problem, way_out)
+    return NotOfThisRoleError(options.shown, problem, way_out)
 
 
 def _needed(options: NatsOptions, verb: str) -> Iterator[tuple[str, Sequence[str]]]:
