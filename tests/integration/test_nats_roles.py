@@ -107,10 +107,18 @@ ALL = {"all": permissions(EVERY, options_from_url(f"nats://127.0.0.1/{STORE}", r
 LESS = {
     "client-less": without(of_role("client"), MISSING),
     "worker-less": without(of_role("worker"), MISSING),
+    "unnamed-worker": Permissions(of_role("worker").publish, ["_INBOX.>", *of_role("worker").subscribe]),
     "unnamed-less": Permissions(without(of_role("client"), MISSING).publish, ["_INBOX.>", f"{STORE}.over.*"]),
 }
 """Users without one permission of their role; the last one's configuration names no role."""
-ROLES_OF = {"client-less": "client", "worker-less": "worker", "all": ", ".join(EVERY), "unnamed-less": "", ADMIN: ""}
+ROLES_OF = {
+    "client-less": "client",
+    "worker-less": "worker",
+    "all": ", ".join(EVERY),
+    "unnamed-less": "",
+    "unnamed-worker": "",
+    ADMIN: "",
+}
 
 
 def block_of(may: Permissions) -> dict[str, Any]:
@@ -571,6 +579,17 @@ async def test_a_change_of_another_role_fails_at_once_also_after_others_were_sto
         with pytest.raises(StorePermissionError, match="only the role operator may"):
             async with asyncio.timeout(20):
                 await store.control.post("pause", target="router", keep=1.0)
+
+
+@pytest.mark.real_time
+async def test_a_user_who_may_not_change_the_streams_uses_them_as_they_are(
+    yard: Yard, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = yard.options("unnamed-worker") | {"roles": (), "replicas": 3, "max_shared_assignments": 7}
+    async with rk.open_store(yard.url, nats=options) as store:
+        assert isinstance(store, jetstream_store.JetStreamStore)
+        await store.transport(keeps_shared=True).ensure_stream()
+    assert f"the stream {ASSIGN} is used as it is" in caplog.text
 
 
 @pytest.mark.real_time

@@ -144,7 +144,10 @@ class AssignmentStream:
         replicas = max(options.replicas or 1, found.get("num_replicas", 1))
         changed = {**found, "max_msgs": wanted["max_msgs"], "num_replicas": replicas}
         if changed != found and not options.roles:
-            await self.connection.api(f"STREAM.UPDATE.{self.name}", changed)
+            try:
+                await self.connection.api(f"STREAM.UPDATE.{self.name}", changed)
+            except StorePermissionError as error:
+                logger().warning("the stream %s is used as it is (%s)", self.name, error_text(error))
 
     async def _taken(self) -> SubjectTakenError:
         answer = await self.connection.api("STREAM.NAMES", {"subject": self._subject})
