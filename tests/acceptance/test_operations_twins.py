@@ -97,11 +97,13 @@ TWINS = (
     Twin("idempotency forget order", "order", why=RARE),
     Twin("idempotency resolve charge --released", "charge", why=RARE),
     Twin("store backup copy.db", "copy.db", why=FILE),
+    Twin("store create", None, why=RARE),
     Twin("store migrate", None, why=FILE),
     Twin("store compact", None, why=FILE),
 )
 NOT_AUDITED = {"submit_job": "a submission is an event by itself, whoever submits"}
 WITHOUT_EFFECT_HERE = {"store.migrate": "the file has the current version", "store.backup": "it takes no --dry-run"}
+NOTHING_TO_DO = {"store.migrate": "the file has the current version", "store.create": "the store is there"}
 
 
 def named(twin: Twin) -> str:
@@ -200,7 +202,7 @@ def is_audited(folder: Folder, twin: Twin) -> bool:
     )
 
 
-@pytest.mark.parametrize("twin", [one for one in TWINS if one.action != "store.migrate"], ids=named)
+@pytest.mark.parametrize("twin", [one for one in TWINS if one.action not in NOTHING_TO_DO], ids=named)
 def test_a_command_leaves_its_event_and_a_dry_run_none(filled: Folder, twin: Twin) -> None:
     make_possible(filled, twin)
     if twin.action not in WITHOUT_EFFECT_HERE:

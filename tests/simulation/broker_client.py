@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nats import errors
 from nats.aio.msg import Msg
@@ -123,6 +123,7 @@ class Client:
     _reconnection_task = _transport = _reading_task = _ping_interval_task = _flusher_task = None
     """It reconnects within its methods, and opens no socket."""
     is_reconnecting = False
+    _server_info: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker

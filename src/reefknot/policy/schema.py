@@ -424,6 +424,10 @@ DatabaseUrl = Annotated[
 ]
 
 
+NatsRole = Literal["client", "worker", "router", "operator", "reader"]
+"""What a user of a store on NATS does there."""
+
+
 class NatsSection(Section, frozen=True):
     """A store on NATS: how to get in, how many copies there are, and what is guaranteed."""
 
@@ -431,7 +435,14 @@ class NatsSection(Section, frozen=True):
         Literal["fenced", "result-dedup"],
         Meta(description="fenced: every claim is stored before work begins; result-dedup: claims are stored later"),
     ] = "fenced"
-    replicas: Annotated[int, Meta(ge=1, le=5, description="servers of a cluster that hold each record")] = 1
+    replicas: Annotated[
+        int | None,
+        Meta(ge=1, le=5, description="servers that hold each record; by default three in a cluster of three or more"),
+    ] = None
+    roles: Annotated[
+        list[NatsRole],
+        Meta(description="the roles of this user, whose permissions `reefknot dev permissions` prints"),
+    ] = field(default_factory=list)
     user: str | None = None
     password: SecretReference | None = None
     token: SecretReference | None = None

@@ -65,8 +65,8 @@ async def open_store(
     A file of an older version is migrated, after a copy of it to `NAME.vN.bak`: a program of that version cannot open
     it any more. With `migrate=False` it is read as it is, or `StoreVersionError` says what to do.
 
-    `nats` are settings of a store on NATS, with secrets as values: `guarantee`, `replicas`, `user`, `password`,
-    `token`, `credentials`, `tls_ca`, `tls_certificate`, `tls_key`, `patience`.
+    `nats` are settings of a store on NATS, with secrets as values: `guarantee`, `replicas`, `roles`, `user`,
+    `password`, `token`, `credentials`, `tls_ca`, `tls_certificate`, `tls_key`, `patience`.
     """
     require_asyncio("open_store")
     checks.text("url", url, accepted_urls())
@@ -134,6 +134,7 @@ def _nats_options(settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {
         "guarantee": section.guarantee,
         "replicas": section.replicas,
+        "roles": tuple(section.roles),
         "user": section.user,
         "patience": section.patience_seconds,
         "max_shared_assignments": section.max_shared_assignments,

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from reefknot.console.cli.app import CommandError, Exit, examples, noun
-from reefknot.console.cli.options import Json, arg, check_number, check_seconds, unwritable
-from reefknot.console.cli.output import OutputError, flush_stdout, put, say, show
+from reefknot.console.cli.options import STORE, Json, StoreFlags, arg, check_number, check_seconds, unwritable
+from reefknot.console.cli.output import OutputError, flush_stdout, put, put_document, say, show
 from reefknot.console.cli.serve import For, until_text
+from reefknot.policy.schema import NatsRole
 
 if TYPE_CHECKING:
     from reefknot.console.nats_servers import NatsServer
@@ -31,7 +32,7 @@ CLUSTER_SIZE = 3
 POLL_S = 0.1
 _CODES = {SIGINT: Exit.INTERRUPTED, SIGTERM: Exit.TERMINATED, SIGHUP: Exit.HUNG_UP}
 
-app = noun("dev", "dev nats", "dev cluster --for 600")
+app = noun("dev", "dev nats", "dev cluster --for 600", "dev permissions --role worker")
 
 
 @Parameter(name="*")
@@ -59,6 +60,43 @@ def nats(
     """Start a NATS server with JetStream on 127.0.0.1, print its URL, and stop it on Ctrl-C."""
     check_number("--port", port, 1, 65535, "a port from 1 to 65535")
     return _serve(options, count=1, port=port)
+
+
+Roles = Annotated[
+    list[NatsRole], arg("client, worker, router, operator or reader; several for one user of all.", "--role")
+]
+
+
+@app.command(help_epilogue=examples("dev permissions --role worker --engine nats://127.0.0.1:4222/orders"))
+def permissions(*, role: Roles, options: StoreFlags = STORE) -> None:
+    """Print the NATS permissions that a role needs in a store, for the configuration of a nats-server.
+
+    The user's own configuration names the same roles: nats.roles. Strangers to a store need an account of their own.
+    """
+    from reefknot.console.cli.store import address_of
+    from reefknot.stores.jetstream import options_from_url
+    from reefknot.stores.jetstream import roles as table
+    from reefknot.stores.opening import options_of
+
+    address = address_of(options, looks=True)
+    if address.has_file:
+        raise CommandError(
+            f"{address.shown} is a file and has no users; name a store on NATS: --engine nats://HOST/NAME"
+        )
+    given = {} if address.settings is None else options_of(address.settings)["nats"]
+    found = table.permissions(tuple(role), options_from_url(address.url, **{**given, "roles": tuple(role)}))
+    data = {verb: {"allow": list(getattr(found, verb))} for verb in ("publish", "subscribe")}
+
+    def block(verb: str) -> str:
+        subjects = "".join(f'      "{one}"\n' for one in data[verb]["allow"])
+        return f"  {verb} {{\n    allow: [\n{subjects}    ]\n  }}\n"
+
+    show(
+        {"permissions": data},
+        lambda: put_document(f"permissions {{\n{block('publish')}{block('subscribe')}}}"),
+        json=options.json,
+    )
+    say(f"in the configuration of this user: nats: {{roles: [{', '.join(sorted(set(role)))}]}}")
 
 
 @app.command(help_epilogue=examples("dev cluster", "dev cluster --store .nats --sync-always"))

@@ -26,6 +26,7 @@ from reefknot.console.cli.options import (
     OperatorFlags,
     StoreFlags,
     arg,
+    check_number,
     is_unconfigured,
     settings,
     settings_to_look,
@@ -265,6 +266,45 @@ def looked(address: StoreAddress, look: Callable[[Operator], Awaitable[R]]) -> R
 # ---- reefknot store --------------------------------------------------------------------------------------------------
 
 app = noun("store", "store check")
+
+
+@app.command(help_epilogue=examples("store create --engine nats://n1:4222,n2:4222/orders --replicas 3"))
+def create(
+    *,
+    replicas: Annotated[int | None, arg("NATS: servers that hold each record. Default: 3 in a cluster of 3.")] = None,
+    max_bytes: Annotated[int | None, arg("NATS: bytes that the store may take. Default: the account's limit.")] = None,
+    actor: Actor = None,
+    options: StoreFlags = STORE,
+) -> None:
+    """
+    Make a store, once, as an administrator: its streams on NATS, or its file. One that is there is left as it is.
+
+    One that differs from what is asked for is refused (78), with the difference.
+    """
+    from reefknot.stores.opening import open_store, options_of
+
+    check_number("--replicas", replicas, 1, 5, "a number from 1 to 5")
+    check_number("--max-bytes", max_bytes, 1 << 20, 1 << 50, "bytes, at least 1048576")
+    address = address_of(options, actor=actor)
+    given = {name: one for name, one in (("replicas", replicas), ("max_bytes", max_bytes)) if one is not None}
+    if given and address.has_file:
+        raise CommandError(
+            f"--{next(iter(given)).replace('_', '-')}: is for a store on NATS; {address.shown} is a file"
+        )
+    kept: Any = {} if address.settings is None else options_of(address.settings)
+    kept["nats"] = nats = {**kept.get("nats", {}), **given}
+    takes_shared = address.settings is None or address.settings.configuration.router.shared_subject == "ours"
+
+    async def main() -> list[str]:
+        made = await engine_of(address.url).create(address.url, nats, keeps_shared=takes_shared)
+        if made:
+            async with open_store(address.url, **kept, tidy=False) as store:
+                await store.audit.append([address.operator(store).event("store.create", address.shown)])
+        return made
+
+    made = asyncio.run(main())
+    text = f"{place_of(address.url)} made: {', '.join(made)}" if made else f"{place_of(address.url)} is there already"
+    show({"store": address.shown, "made": made}, lambda: put(text), json=options.json)
 
 
 @app.command(help_epilogue=examples("store check --engine sqlite:state.db"))

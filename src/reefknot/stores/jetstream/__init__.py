@@ -9,6 +9,7 @@ on, and with its events.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from reefknot.runtime.addresses import NATS_ACCEPTED, nats_address
@@ -48,8 +49,15 @@ class JetStreamEngine:
         from reefknot.stores.jetstream.store import JetStreamStore
 
         limits = {**options.limits, "work_retention": options.work_retention}
-        of_server = options_from_url(url, **options.settings, read_only=options.read_only)
+        read_only = options.read_only or set(options.settings.get("roles", ())) == {"reader"}
+        of_server = options_from_url(url, **options.settings, read_only=read_only)
         return await JetStreamStore(of_server, options.clock, **limits, has_server_time=not options.inline).start()
+
+    async def create(self, url: str, settings: Mapping[str, Any], *, keeps_shared: bool) -> list[str]:
+        from reefknot.stores.jetstream.connection import options_from_url
+        from reefknot.stores.jetstream.store import create
+
+        return await create(options_from_url(url, **settings), keeps_shared=keeps_shared)
 
     async def examine(self, url: str, options: ExamineOptions) -> Examination:
         from reefknot.stores.jetstream.connection import options_from_url

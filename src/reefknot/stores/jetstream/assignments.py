@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import DecodeError, Struct, json
 
-from reefknot.errors import StoreError, StorePermissionError, StoreUnavailableError
+from reefknot.errors import StoreError, StoreMissingError, StorePermissionError, StoreUnavailableError
 from reefknot.queue.model.messages import ASSIGN
 from reefknot.queue.port.transport import Delivery, Room
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream.connection import Connection, NobodyThereError, RefusedError
+from reefknot.stores.jetstream.streams import NOT_FOUND, Names, stream_info
 from reefknot.stores.jetstream.wire import Heard, stop_sending
 
 if TYPE_CHECKING:
@@ -58,10 +59,6 @@ class SubjectTakenError(StoreUnavailableError):
     """The shared subject of assignments belongs to a stream that is not this store's."""
 
 
-class _StreamInfo(Struct):
-    config: dict[str, Any]
-
-
 class _StreamNames(Struct):
     streams: list[str] | None = None
 
@@ -72,6 +69,7 @@ class AssignmentStream:
     def __init__(self, connection: Connection, *, most: int = MOST_ASSIGNMENTS, ack_wait: float = ACK_WAIT_S) -> None:
         self.connection = connection
         self.name = f"{connection.options.name}_assign"
+        self._state = Names(connection.options.name).state
         self._subject = f"{connection.options.prefix}{ASSIGN}"
         self.ack_wait = ack_wait
         self._most = most
@@ -98,33 +96,58 @@ class AssignmentStream:
         return self.connection.options.shown
 
     async def _ensure_stream(self) -> None:
-        config = {
+        wanted: dict[str, Any] = {
             "name": self.name,
             "subjects": [self._subject],
             "retention": "workqueue",
             "storage": "file",
             "discard": "new",
             "max_msgs": self._most,
-            "num_replicas": self.connection.options.replicas,
         }
         try:
-            await self.connection.api(f"STREAM.CREATE.{self.name}", config)
+            found = (await stream_info(self.connection, self.name)).config
+        except RefusedError as error:
+            if error.number != NOT_FOUND:
+                raise
+        else:
+            await self._adapt(found, wanted)
+            return
+        if self.connection.options.roles:
+            problem = f"there is no stream {self.name}, and no role of this user makes it"
+            way_out = f"an administrator makes it: reefknot store create --engine {self._shown}"
+            raise StoreMissingError(self._shown, problem, way_out)
+        wanted["num_replicas"] = self.connection.options.replicas or await self._copies_of_the_store()
+        try:
+            await self.connection.api(f"STREAM.CREATE.{self.name}", wanted)
         except RefusedError as error:
             if error.number == OVERLAPPING:
                 raise await self._taken() from error
             if error.number != NAME_IN_USE:
                 raise
-            await self._adapt(config)
 
-    async def _adapt(self, wanted: dict[str, Any]) -> None:
-        """Give the stream of this name the wanted bound and replicas; any other difference is an error."""
-        found = json.decode(await self.connection.api(f"STREAM.INFO.{self.name}"), type=_StreamInfo).config
+    async def _copies_of_the_store(self) -> int:
+        try:
+            return int((await stream_info(self.connection, self._state)).config["num_replicas"])
+        except RefusedError as error:  # a transport alone
+            if error.number != NOT_FOUND:
+                raise
+            return 1
+
+    async def _adapt(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        """Give the stream of this name the wanted bound and no fewer replicas; any other difference is an error."""
+        options = self.connection.options
         fixed = ("subjects", "retention", "storage", "discard")
         wrong = [f"{field} is {found.get(field)!r}" for field in fixed if found.get(field) != wanted[field]]
         if wrong:
             problem = printable(f"the stream {self.name} is not one for assignments: {', '.join(wrong)}", most=300)
             raise SubjectTakenError(self._shown, problem, "remove it, or use a store of another name")
-        await self.connection.api(f"STREAM.UPDATE.{self.name}", {**found, **wanted})
+        replicas = max(options.replicas or 1, found.get("num_replicas", 1))
+        changed = {**found, "max_msgs": wanted["max_msgs"], "num_replicas": replicas}
+        if changed != found and not options.roles:
+            try:
+                await self.connection.api(f"STREAM.UPDATE.{self.name}", changed)
+            except StorePermissionError as error:
+                logger().warning("the stream %s is used as it is (%s)", self.name, error_text(error))
 
     async def _taken(self) -> SubjectTakenError:
         answer = await self.connection.api("STREAM.NAMES", {"subject": self._subject})
@@ -179,7 +202,7 @@ class SharedAnswers:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._inbox = f"_INBOX.{new_id()}"
+        self._inbox = f"{connection.options.inbox}.{new_id()}"
         self._subscription: Subscription | None = None
         self._refusal = ""
 
@@ -227,7 +250,7 @@ class Puller:
         self._limit = limit
         self._unread = unread
         self._offer = offer
-        self._inbox = f"_INBOX.{new_id()}"
+        self._inbox = f"{self._connection.options.inbox}.{new_id()}"
         self._subscription: Subscription | None = None
         self._request = 0
         self._left = 0
@@ -318,7 +341,7 @@ class Puller:
     async def _withdraw(self) -> None:
         """Take the request at the server back: it ends when nothing listens to its answers."""
         subscription, self._subscription = self._subscription, None
-        self._inbox, self._left = f"_INBOX.{new_id()}", 0
+        self._inbox, self._left = f"{self._connection.options.inbox}.{new_id()}", 0
         if subscription is None:
             return
         try:

@@ -37,6 +37,7 @@ from reefknot.stores.jetstream.connection import (
     Connection,
     NatsOptions,
     NobodyThereError,
+    NotOfThisRoleError,
     RefusedError,
     UnansweredError,
 )
@@ -379,8 +380,9 @@ class Commits:
                 is_doubtful = True
                 self._say_waiting(number, error)
             except StoreUnavailableError as error:
-                if isinstance(error, StorePermissionError) and not self._has_stored:
-                    raise  # not a passing refusal: this process may write nothing
+                is_denied = isinstance(error, StorePermissionError) and not self._has_stored
+                if is_denied or isinstance(error, NotOfThisRoleError):
+                    raise  # not a passing refusal: this process may write nothing, or not this
                 self._say_waiting(number, error)
                 if self._closed and number > 3:
                     raise

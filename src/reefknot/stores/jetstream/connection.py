@@ -90,7 +90,10 @@ class NatsOptions(Struct, frozen=True):
     servers: tuple[str, ...]
     name: str = DEFAULT_NAME
     guarantee: str = FENCED
-    replicas: int = 1
+    replicas: int | None = None
+    """Servers that hold each record; None: three in a cluster of three or more servers, else one."""
+    roles: tuple[str, ...] = ()
+    """The roles of this user, as `roles` knows them; without one it may need every permission."""
     token: str | None = None
     user: str | None = None
     password: str | None = None
@@ -115,6 +118,11 @@ class NatsOptions(Struct, frozen=True):
         """The text before the documented subjects: stores of several names on one server do not hear each other."""
         own = "" if self.name == DEFAULT_NAME else f"{self.name}."
         return own if self.subject_prefix is None else self.subject_prefix
+
+    @property
+    def inbox(self) -> str:
+        """The beginning of the subjects on which answers arrive here: other roles cannot hear them."""
+        return f"_INBOX.{self.name}.{'-'.join(sorted(self.roles))}" if self.roles else "_INBOX"
 
     @property
     def shown(self) -> str:
@@ -151,17 +159,33 @@ class RefusedError(StoreUnavailableError):
         self.text = text
 
 
+class NotOfThisRoleError(StorePermissionError):
+    """No role of this user may use the subject: there is no permission that may come back."""
+
+
+Denial = Callable[[NatsOptions, str], StorePermissionError]
+"""The error for what the server says when this user may not use a subject."""
+
+
+def plain_denial(options: NatsOptions, text: str) -> StorePermissionError:
+    """The error of a denied subject, without the roles that need it."""
+    way_out = f"`reefknot dev permissions --engine {options.shown}` prints what each role needs"
+    return StorePermissionError(options.shown, f"the server refuses this user ({text})", way_out)
+
+
 class Connection:
     """A connection that all parts of a store share."""
 
-    def __init__(self, options: NatsOptions) -> None:
+    def __init__(self, options: NatsOptions, denial: Denial = plain_denial) -> None:
         self.options = options
+        self._denial = denial
         self._client: Client | None = None
         self._closing = False
         self._last_error: Exception | None = None
         self._reconnected: list[Callable[[], None]] = []
         self._up_since = 0.0
-        self._requests = Requests()
+        self._requests = Requests(options.inbox)
+        self.expecting = self._requests.expecting
         self._answers: Subscription | None = None
         self._denied: set[str] = set()
         self._services = Services("connection to NATS")
@@ -269,16 +293,12 @@ class Connection:
 
     def _deny(self, text: str) -> None:
         """End the requests that this user may not make: the server does not answer them."""
-        problem = f"the server refuses this user ({printable(text[text.index(DENIED) :], most=200)})"
-        way_out = "allow it to publish and subscribe to $JS.API.>, _INBOX.> and the subjects of the store"
-        is_deaf = '"_inbox.' in text  # no answer can arrive
-        denied = self._requests.fail(
-            lambda: StorePermissionError(self.options.shown, problem, way_out),
-            lambda subject: is_deaf or f'"{subject.lower()}"' in text,
-        )
-        if not denied and text not in self._denied and len(self._denied) < MOST_DENIED:
-            self._denied.add(text)
-            logger().warning("%s: %s; %s", self.options.shown, problem, way_out)
+        error = self._denial(self.options, printable(text[text.index(DENIED) :], most=300))
+        is_deaf = f'"{self.options.inbox.lower()}.' in text  # no answer can arrive
+        denied = self._requests.fail(lambda: error, lambda subject: is_deaf or f'"{subject.lower()}"' in text)
+        if not denied and error.problem not in self._denied and len(self._denied) < MOST_DENIED:
+            self._denied.add(error.problem)
+            logger().error("%s: %s; %s", self.options.shown, error.problem, error.way_out)
 
     async def _lost(self) -> None:
         self._requests.fail(lambda: self._unanswered("the connection was lost before a request was answered"))
@@ -349,16 +369,24 @@ class Connection:
             raise self._explained(error) from error
 
     async def request(
-        self, subject: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = REQUEST_S
+        self,
+        subject: str,
+        body: bytes = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = REQUEST_S,
+        ahead: Sequence[Written] = (),
     ) -> Heard:
-        """Send and wait for the answer."""
+        """Send and wait for the answer. `ahead` are the messages of a batch before this one, the last of it."""
         client = self._check_up(subject)
         if len(body) > client.max_payload:
             raise too_large(self.options.shown, client.max_payload)
         if self._answers is None:
             self._answers = await self.listen(self._requests.answers, self._requests.hear)
-        reply, outcome = self._requests.add(subject, timeout)
+        reply, outcome = self._requests.add((subject, *(one for one, _, _ in ahead)), timeout)
         try:
+            if ahead:
+                await send(client, batch_lines(ahead, (headers or {})[BATCH_ID]), flush=False)
             await send(client, line_of(subject, body, headers, reply))
             answer = await outcome
         except Exception as error:
@@ -385,25 +413,16 @@ class Connection:
             return await self._store_one(messages[-1])
         batch_id = new_id()
         last = {**headers, BATCH_ID: batch_id, BATCH_SEQUENCE: str(len(messages)), "Nats-Batch-Commit": "1"}
-        return await self._store_behind(batch_lines(self._checked(others), batch_id), (subject, body, last))
+        return await self._store_one((subject, body, last), self._checked(others))
 
     def _checked(self, messages: Sequence[Written]) -> Sequence[Written]:
         if max((len(body) for _, body, _ in messages), default=0) > self.max_payload:
             raise too_large(self.options.shown, self.max_payload)
         return messages
 
-    async def _store_behind(self, lines: bytes, last: Written) -> int:
-        """Write these bytes to the connection, at once: nats-py takes longer for a message than the server does."""
-        client = self._check_up(last[0])
-        try:
-            await send(client, lines, flush=False)
-        except Exception as error:
-            raise self._explained(error) from error
-        return await self._store_one(last)
-
-    async def _store_one(self, message: Written) -> int:
+    async def _store_one(self, message: Written, ahead: Sequence[Written] = ()) -> int:
         subject, body, headers = message
-        sequence = self.check((await self.request(subject, body, headers=headers)).data)
+        sequence = self.check((await self.request(subject, body, headers=headers, ahead=ahead)).data)
         if not sequence:  # of another service that listens on this subject
             raise self._unavailable(*NOT_JETSTREAM)
         return sequence
@@ -483,7 +502,8 @@ class Connection:
         if not client.is_connected:
             raise self._unavailable("the connection is lost", "it is being tried again; check the server")
         if self.options.read_only and not asks.startswith(READS):
-            raise StorePermissionError(self.options.shown, "it is open for reading only", "open it without read_only")
+            way_out = "the role reader writes nothing" if self.options.roles else "open it without read_only"
+            raise StorePermissionError(self.options.shown, "it is open for reading only", way_out)
         return client
 
     def _unanswered(self, problem: str) -> UnansweredError:

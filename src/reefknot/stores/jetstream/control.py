@@ -54,7 +54,7 @@ class JetStreamControl:
                 self._state.add_command(sequence, command)
 
             command = StoredCommand(name, target, body, sender, now.wall, now.wall + milliseconds(keep))
-            subject = self._state.names.command(target, new_id())
+            subject = self._state.names.command(name, new_id())
             batch.add(Message(subject, json.encode(command), ttl=LEAST_TTL_S + int(keep)), stored)
             batch.events += events
 

@@ -16,9 +16,11 @@ from msgspec import json
 
 from reefknot.errors import StoreError, StoreVersionError
 from reefknot.runtime.log import error_text, printable
+from reefknot.stores.jetstream import roles
 from reefknot.stores.jetstream.connection import Connection, NatsOptions, NobodyThereError, RefusedError
 from reefknot.stores.jetstream.reads import LATEST, scan
 from reefknot.stores.jetstream.streams import (
+    CLUSTER_REPLICAS,
     NOT_FOUND,
     OPEN,
     Names,
@@ -45,7 +47,7 @@ async def server_findings(
     options: NatsOptions, how: ExamineOptions, open_jobs: int | None = None
 ) -> AsyncIterator[Finding]:
     """Findings about a server or cluster, and the stream of a store there, over a connection of their own."""
-    connection = Connection(options)
+    connection = Connection(options, roles.denial)
     try:
         began = perf_counter()
         await connection.open()
@@ -55,6 +57,7 @@ async def server_findings(
     try:
         yield _server(connection, perf_counter() - began)
         try:
+            await roles.check(connection)
             yield await _jetstream(connection)
         except StoreError as error:
             yield problem_of("jetstream", error)
@@ -151,8 +154,8 @@ def _bound(info: StreamInfo, wanted: int | None) -> Finding:
     return Finding("bound", "ok", text)
 
 
-def _replicas(info: StreamInfo, wanted: int) -> Finding:
-    """The copies of one stream: how many there are, and which are behind or unreachable."""
+def _replicas(info: StreamInfo, wanted: int | None) -> Finding:
+    """The copies of one stream: how many there are and could be, and which are behind or unreachable."""
     name, number = info.config["name"], info.config.get("num_replicas", 1)
     others = (info.cluster or {}).get("replicas") or []
     sick = [
@@ -163,11 +166,12 @@ def _replicas(info: StreamInfo, wanted: int) -> Finding:
     text = f"{name} has {number} {'copy' if number == 1 else 'copies'}"
     if sick:
         return Finding("replicas", "warning", f"{text}; {', '.join(sick)}", "start that server, or look at its log")
-    if number != wanted:
+    if wanted not in (None, number):
         way_out = f"nats stream edit {name} --replicas {wanted}, or set nats.replicas to {number}"
         return Finding("replicas", "warning", f"{text}, and nats.replicas is {wanted}", way_out)
-    if number == 1 and info.cluster is not None and info.cluster.get("name"):
-        return Finding("replicas", "warning", f"{text}, in a cluster", "set nats.replicas to 3 to outlive one server")
+    if number < CLUSTER_REPLICAS and info.cluster is not None and info.cluster.get("name"):
+        way_out = f"nats stream edit {name} --replicas {CLUSTER_REPLICAS}, to outlive one server of three"
+        return Finding("replicas", "warning", f"{text}, in a cluster", way_out)
     return Finding("replicas", "ok", f"{text}, all of them current" if number > 1 else text)
 
 
@@ -210,7 +214,8 @@ async def _shared_assignments(connection: Connection, takes_shared: bool) -> lis
     number = info.state.get("messages", 0)
     text = f"{name} keeps {number} {'assignment' if number == 1 else 'assignments'} of peers"
     if takes_shared:
-        return [Finding("shared", "ok", text)]
+        copies = _replicas(info, connection.options.replicas)
+        return [Finding("shared", "ok", text), *([] if copies.level == "ok" else [copies])]
     text += ", and no worker of this configuration takes them"
     way_out = f"set router.shared_subject to ours; if no peer uses it any more: nats stream rm {name}"
     return [Finding("shared", "warning", text, way_out)]

@@ -254,18 +254,19 @@ class JetStreamIdempotencyStore:
         """Read the record of a key from the leader, and remember it."""
         before = self._known.get(key)
         message = await last_message(self._state.connection, self._state.names.state, self._state.names.key(key))
-        record = None if message is None or not message.body else await self._decoded(key, message)
+        record = None if message is None or not message.body else await self._decoded(message)
         if message is not None:
             self._remember(key, message.sequence, record)
         elif self._known.get(key) is before:  # otherwise a caller of this process has written it meanwhile
             self._known.pop(key, None)
         return record
 
-    async def _decoded(self, key: str, message: StreamMessage) -> KeyRecord:
-        parts = [message.body]
+    async def _decoded(self, message: StreamMessage) -> KeyRecord:
+        parts, names = [message.body], self._state.names
+        token = message.subject.rpartition(".")[2]
         for number in range(1, int(message.headers.get("Reefknot-Parts", "1"))):
-            subject = self._state.names.blob(key, "key", number)
-            part = await last_message(self._state.connection, self._state.names.state, subject)
+            subject = f"{names.name}.blob.{token}.key.{number}"
+            part = await last_message(self._state.connection, names.state, subject)
             parts.append(b"" if part is None else part.body)
         try:
             return json.decode(b"".join(parts), type=KeyRecord)
@@ -325,7 +326,7 @@ class JetStreamIdempotencyStore:
     async def _all(self) -> list[tuple[int, KeyRecord]]:
         names = self._state.names
         found = await scan(self._state.connection, names.state, [f"{names.name}.key.*"])
-        return [(one.sequence, await self._decoded("", one)) for one in found if one.body]
+        return [(one.sequence, await self._decoded(one)) for one in found if one.body]
 
     async def _make_room(self, key: str) -> None:
         limit = self._most_keys

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct, json
 
 from reefknot.audit.model.event import timestamp_ms
-from reefknot.errors import StoreError, StoreUnavailableError
+from reefknot.errors import StoreError, StorePermissionError, StoreUnavailableError
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
@@ -97,7 +97,7 @@ async def patiently(connection: Connection, read: Callable[[], Awaitable[R]]) ->
     while True:
         try:
             return await read()
-        except RefusedError:
+        except (RefusedError, StorePermissionError):
             raise
         except StoreUnavailableError:
             if connection.is_closed or loop.time() >= deadline:
@@ -135,10 +135,10 @@ class DirectReads:
         self._connection = connection
         self._stream = stream
         self._subject = f"$JS.API.DIRECT.GET.{stream}"
-        self._inbox = f"_INBOX.direct-{new_id()}"
+        self._inbox = f"{connection.options.inbox}.direct-{new_id()}"
         self._subscription: Subscription | None = None
         self._asked = 0
-        self._waiting: dict[str, tuple[list[StreamMessage], asyncio.Future[None]]] = {}
+        self._waiting: dict[str, tuple[list[StreamMessage], asyncio.Future[Any]]] = {}
 
     async def last(self, subjects: Sequence[str]) -> list[StreamMessage]:
         """The last message of each of these subjects, which may have wildcards, where there is one."""
@@ -154,17 +154,18 @@ class DirectReads:
         self._asked += 1
         name = f"{self._inbox}.{self._asked}"
         found: list[StreamMessage] = []
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[name] = found, answer
         try:
-            await self._connection.publish(self._subject, json.encode({"multi_last": subjects}), reply=name)
-            async with asyncio.timeout(READ_S):
-                await answer
-        except TimeoutError as error:
-            shown = self._connection.options.shown
-            raise UnansweredError(shown, "a direct read was not answered", "it is tried again") from error
+            with self._connection.expecting(self._subject, READ_S) as answer:
+                self._waiting[name] = found, answer
+                await self._connection.publish(self._subject, json.encode({"multi_last": subjects}), reply=name)
+                problem = await answer
         finally:
-            del self._waiting[name]
+            self._waiting.pop(name, None)
+        if isinstance(problem, TimeoutError):
+            shown = self._connection.options.shown
+            raise UnansweredError(shown, "a direct read was not answered", "it is tried again")
+        if isinstance(problem, Exception):
+            raise problem
         return found
 
     async def matching(self, subject: str) -> list[StreamMessage]:
@@ -320,35 +321,38 @@ async def _pull(
 ) -> tuple[list[StreamMessage], int]:
     """The messages of one page, up to the first gap, and how many there were when it was asked for."""
     name = f"page-{new_id()}"
+    inbox = f"{connection.options.inbox}.{name}"
     made = await Feed(connection, stream, filters, _ignore, start=start).create(name, deliver=False)
     found: list[StreamMessage] = []
-    done = asyncio.Event()
-    wanted = min(most, made.num_pending)
+    wanted, subject = min(most, made.num_pending), f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
 
     def hear(message: Heard) -> None:
         tokens = message.reply.split(".")
         at = 5 if len(tokens) == 9 else 7
+        if done.done():
+            return
         if message.status or int(tokens[at + 1]) != len(found) + 1:
-            done.set()
-        elif not done.is_set():
-            when = int(tokens[at + 2]) // 1_000_000
-            found.append(StreamMessage(message.subject, int(tokens[at]), message.data, message.raw_headers, when))
-            if len(found) == wanted:
-                done.set()
+            done.set_result(None)
+            return
+        when = int(tokens[at + 2]) // 1_000_000
+        found.append(StreamMessage(message.subject, int(tokens[at]), message.data, message.raw_headers, when))
+        if len(found) == wanted:
+            done.set_result(None)
 
     if wanted:
-        subscription = await connection.listen(f"_INBOX.{name}", hear)
-        try:
-            asked = json.encode({"batch": wanted, "max_bytes": PAGE_BYTES, "no_wait": True})
-            subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
-            await connection.publish(subject, asked, reply=f"_INBOX.{name}")
-            async with asyncio.timeout(REQUEST_S):
-                await done.wait()
-        except TimeoutError:
+        with connection.expecting(subject, REQUEST_S) as done:
+            subscription = await connection.listen(inbox, hear)
+            try:
+                asked = json.encode({"batch": wanted, "max_bytes": PAGE_BYTES, "no_wait": True})
+                await connection.publish(subject, asked, reply=inbox)
+                problem = await done
+            finally:
+                if connection.is_up:
+                    await subscription.unsubscribe()
+        if isinstance(problem, TimeoutError):
             logger().debug("a page of %s came in part: %s of %s messages", stream, len(found), wanted)
-        finally:
-            if connection.is_up:
-                await subscription.unsubscribe()
+        elif isinstance(problem, StorePermissionError):
+            raise problem
     await connection.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", b"")
     return found, made.num_pending
 
@@ -405,7 +409,7 @@ class Feed:
         }
         if deliver:
             config |= {
-                "deliver_subject": f"_INBOX.{name}",
+                "deliver_subject": f"{self._connection.options.inbox}.{name}",
                 "flow_control": True,
                 "idle_heartbeat": int(HEARTBEAT_S * _NANOSECONDS),
             }
@@ -422,7 +426,7 @@ class Feed:
 
     async def _begin(self, start: Start) -> None:
         name = f"feed-{new_id()}"
-        subscription = await self._connection.listen(f"_INBOX.{name}", self._hear)
+        subscription = await self._connection.listen(f"{self._connection.options.inbox}.{name}", self._hear)
         old, self._subscription = self._subscription, subscription
         if old is not None:
             await old.unsubscribe()

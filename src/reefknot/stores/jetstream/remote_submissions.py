@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct, msgpack
 
 from reefknot.audit.port import AuditEntry
-from reefknot.errors import StoreError, StoreUnavailableError
+from reefknot.errors import StoreError, StorePermissionError, StoreUnavailableError
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.work import WorkItem
@@ -79,6 +79,8 @@ class RemoteSubmissions:
             return (_answers.decode(answer.data), False) if answer.data else (None, True)
         except NobodyThereError:
             return None, False
+        except StorePermissionError:
+            raise
         except (StoreUnavailableError, msgspec.DecodeError) as error:
             logger().debug("no router took a submission over (%s); it is kept from here", error_text(error))
             return None, True
@@ -105,7 +107,7 @@ class RemoteSubmissions:
                     await self._connection.unsubscribe([subscription])
 
     def _hear(self, message: Heard) -> None:
-        if message.reply:
+        if message.reply.startswith("_INBOX."):  # no answer is a record, whatever a sender asks for
             run_in_background(self._answer(message), "a submission of another process")
 
     async def _answer(self, message: Heard) -> None:

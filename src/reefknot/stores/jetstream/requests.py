@@ -8,9 +8,11 @@ earliest deadline has the only timer. Which error a request without an answer en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from math import inf
+from typing import Any
 
 from msgspec import Struct
 
@@ -21,7 +23,7 @@ Outcome = Heard | Exception
 
 
 class _Unanswered(Struct):
-    subject: str
+    subjects: Sequence[str]
     deadline: float
     outcome: asyncio.Future[Outcome]
 
@@ -29,8 +31,8 @@ class _Unanswered(Struct):
 class Requests:
     """The requests of one connection that are not answered yet."""
 
-    def __init__(self) -> None:
-        self._inbox = f"_INBOX.{new_id()}"
+    def __init__(self, inbox: str = "_INBOX") -> None:
+        self._inbox = f"{inbox}.{new_id()}"
         self._numbers = count(1)
         self._waiting: dict[str, _Unanswered] = {}
         """By the subject of the answer."""
@@ -42,15 +44,31 @@ class Requests:
         """The subject of all answers, with a wildcard."""
         return f"{self._inbox}.*"
 
-    def add(self, subject: str, timeout: float) -> tuple[str, asyncio.Future[Outcome]]:
-        """The subject of the answer to a new request, and its outcome: the answer, or an error as a value."""
+    def add(self, subjects: Sequence[str], timeout: float) -> tuple[str, asyncio.Future[Outcome]]:
+        """
+        The subject of the answer to a new request, and its outcome: the answer, or an error as a value.
+
+        `subjects` are those that the request is sent to: several for a batch.
+        """
         loop = asyncio.get_running_loop()
         reply, deadline = f"{self._inbox}.{next(self._numbers)}", loop.time() + timeout
         outcome: asyncio.Future[Outcome] = loop.create_future()
-        self._waiting[reply] = _Unanswered(subject, deadline, outcome)
+        self._waiting[reply] = _Unanswered(subjects, deadline, outcome)
         if deadline < self._timer_at:
             self._set_timer(loop, deadline)
         return reply, outcome
+
+    @contextmanager
+    def expecting(self, subject: str, timeout: float) -> Iterator[asyncio.Future[Any]]:
+        """
+        A future for the end of an answer that arrives in parts. It ends with an error as a value when the time is over,
+        and when this user may not publish to the subject that asks.
+        """
+        name, outcome = self.add((subject,), timeout)
+        try:
+            yield outcome
+        finally:
+            self.remove(name)
 
     def remove(self, reply: str) -> None:
         """Wait no longer for this answer: its caller has gone."""
@@ -64,7 +82,7 @@ class Requests:
 
     def fail(self, why: Callable[[], Exception], concerns: Callable[[str], bool] = lambda subject: True) -> int:
         """End the requests whose subject this concerns with an error; returns how many there were."""
-        found = [reply for reply, one in self._waiting.items() if concerns(one.subject)]
+        found = [reply for reply, one in self._waiting.items() if any(map(concerns, one.subjects))]
         for reply in found:
             self._end(reply, why())
         return len(found)

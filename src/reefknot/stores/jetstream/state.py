@@ -285,8 +285,13 @@ class State(Waiters):
             self.wake(*sorted(topics), "")
 
     def _apply_command(self, message: StreamMessage) -> None:
-        if message.body and message.sequence not in self.commands:
-            self.add_command(message.sequence, json.decode(message.body, type=StoredCommand))
+        if not message.body or message.sequence in self.commands:
+            return
+        command, place = json.decode(message.body, type=StoredCommand), message.subject.split(".")[2]
+        if place in (token_of(command.name), token_of(command.target)):  # that of its target in an earlier version
+            self.add_command(message.sequence, command)
+        else:  # the subject says what its sender may command
+            logger().error("a command is not in its place and is ignored (%s)", printable(message.subject, most=200))
 
     def add_command(self, sequence: int, command: StoredCommand) -> None:
         wall = self.now().wall

@@ -16,22 +16,30 @@ from msgspec import json
 from reefknot.clock import SteadyClock
 from reefknot.core.clock import Clock
 from reefknot.core.time import Moment
-from reefknot.errors import ReefknotError, StoreError, StoreVersionError
+from reefknot.errors import ReefknotError, StoreError, StorePermissionError, StoreVersionError
 from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.queue.port.quarantine import QuarantineStore
 from reefknot.runtime.forks import FORKS, opened_before_fork
 from reefknot.runtime.log import error_text, logger
-from reefknot.runtime.tasks import Services
+from reefknot.runtime.tasks import Services, run_in_background
+from reefknot.stores.jetstream import roles
+from reefknot.stores.jetstream.assignments import AssignmentStream
 from reefknot.stores.jetstream.audit_log import JetStreamAuditLog
 from reefknot.stores.jetstream.commits import Commits
-from reefknot.stores.jetstream.connection import Connection, NatsOptions, NobodyThereError, options_from_url
+from reefknot.stores.jetstream.connection import (
+    Connection,
+    NatsOptions,
+    NobodyThereError,
+    RefusedError,
+    options_from_url,
+)
 from reefknot.stores.jetstream.control import JetStreamControl, JetStreamValues
 from reefknot.stores.jetstream.events import AuditWriter
 from reefknot.stores.jetstream.idempotency import JetStreamIdempotencyStore
 from reefknot.stores.jetstream.leases import JetStreamLeases
 from reefknot.stores.jetstream.reads import last_message
 from reefknot.stores.jetstream.state import Message, State
-from reefknot.stores.jetstream.streams import Names, StreamInfo, ensure_stream, state_stream, stream_info
+from reefknot.stores.jetstream.streams import NOT_FOUND, Names, StreamInfo, ensure_stream, state_stream, stream_info
 from reefknot.stores.jetstream.transport import JetStreamTransport
 from reefknot.stores.jetstream.work import JetStreamWorkQueue
 
@@ -81,7 +89,7 @@ class JetStreamStore:
         self.names = Names(options.name)
         self._has_server_time = has_server_time
         self._machine_clock = clock
-        self.connection = Connection(options)
+        self.connection = Connection(options, roles.denial)
         work_ttl = None if work_retention is None else max(60, int(work_retention))
         self.state = State(self.connection, self.names, clock, work_ttl=work_ttl)
         self._writer = AuditWriter(self.connection, self.names)
@@ -101,6 +109,7 @@ class JetStreamStore:
         self.leases = JetStreamLeases(self.work)
         self.values = JetStreamValues(self.state, self._commits)
         self._services = Services("store")
+        self._loss = roles.Loss()
         self._closed = False
         FORKS.in_child(self._let_go)
 
@@ -114,6 +123,8 @@ class JetStreamStore:
         await self.connection.open()
         try:
             replicas, max_bytes = self.options.replicas, self.options.max_bytes
+            await roles.check(self.connection)
+            self.connection.on_reconnect(self._check_roles)
             try:
                 await ensure_stream(self.connection, state_stream(self.names, replicas, max_bytes))
             except NobodyThereError as error:
@@ -126,6 +137,9 @@ class JetStreamStore:
         if self._has_server_time:
             self._services.keep("server time", self._keep_up)
         return self
+
+    def _check_roles(self) -> None:
+        run_in_background(self._loss.look(self.connection), "the permissions of this user")
 
     async def _align(self) -> None:
         """Adopt the server's time, which was read halfway between request and answer."""
@@ -146,6 +160,7 @@ class JetStreamStore:
             await asyncio.sleep(ALIGN_EVERY_S)
             try:
                 await self._align()
+                await self._loss.look(self.connection)
                 if number % SWEEP_EVERY == 0 and not self.options.read_only:
                     await sweep_blobs(self.state)
             except (StoreError, ValueError) as error:
@@ -185,7 +200,7 @@ class JetStreamStore:
         self.connection._client, self.connection.__class__ = None, _ParentsConnection
 
     def acquire_retention_lock(self) -> bool:
-        return True
+        return not self.options.roles  # none of them may purge
 
     async def close(self) -> None:
         if self._closed or self.connection.is_closed:  # in a fork it is the parent's
@@ -196,6 +211,51 @@ class JetStreamStore:
         await self.audit.close()
         await self.state.close()
         await self.connection.close()
+
+
+async def create(options: NatsOptions, *, keeps_shared: bool) -> list[str]:
+    """
+    Make the streams of a store that are not there; returns their names.
+
+    A stream that is there and differs from what these options say is refused, before another one is made.
+    """
+    if options.roles:
+        problem = f"a user with the role {options.roles[0]} makes no store"
+        raise StorePermissionError(options.shown, problem, "do this as an administrator, without nats.roles")
+    connection = Connection(options, roles.denial)
+    await connection.open()
+    try:
+        shared = AssignmentStream(connection, most=options.max_shared_assignments)
+        names = [Names(options.name).state, *([shared.name] if keeps_shared else [])]
+        missing = [name for name in names if not await _is_as_wanted(connection, name)]
+        await ensure_stream(connection, state_stream(Names(options.name), options.replicas, options.max_bytes))
+        if keeps_shared:
+            await shared.ensure()
+        return missing
+    finally:
+        await connection.close()
+
+
+async def _is_as_wanted(connection: Connection, name: str) -> bool:
+    """Whether a stream is there; one with other replicas or another bound than the configured ones is an error."""
+    options = connection.options
+    try:
+        found = (await stream_info(connection, name)).config
+    except RefusedError as error:
+        if error.number != NOT_FOUND:
+            raise
+        return False
+    is_state = name == Names(options.name).state
+    wanted = {"num_replicas": options.replicas, "max_bytes": options.max_bytes if is_state else None}
+    differs = [
+        f"{field} is {found.get(field)}, not {value}"
+        for field, value in wanted.items()
+        if value is not None and found.get(field) != value
+    ]
+    if differs:
+        way_out = f"change it (nats stream edit {name}), or leave out what differs"
+        raise StoreVersionError(options.shown, f"the stream {name} is there: {'; '.join(differs)}", way_out)
+    return True
 
 
 async def sweep_blobs(state: State) -> int:

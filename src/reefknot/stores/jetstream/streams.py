@@ -7,7 +7,7 @@ keys, commands, statuses, values; and every event, those of a batch in one messa
     NAME.work.STATE.POOL.ID    an assignment, with the state of its record; `open` is pending or running
     NAME.blob.ID.FIELD.PART    what is too large for a record
     NAME.key.KEY               an idempotency key
-    NAME.command.TARGET.ID     a command of an operator;   NAME.status.SYSTEM   a system that runs
+    NAME.command.VERB.ID       a command of an operator;   NAME.status.SYSTEM   a system that runs
     NAME.value.NAME            a named value, read from the server on request
     NAME.pool.POOL             service time and arrivals of a resource class
     NAME.audit.CHAIN.NUMBER.ID a pack: the events of one batch, by the number of the first one in its chain. ID is the
@@ -49,6 +49,9 @@ ELECTION_S = 10.0
 NO_LEADER = 10008
 """JetStream's number for a cluster that has none."""
 NOT_FOUND, OVERLAP, NO_MESSAGE = 10059, 10065, 10037
+TOO_FEW = frozenset({10005, 10074})
+"""JetStream's numbers for fewer servers than replicas."""
+CLUSTER_REPLICAS = 3
 
 
 class Names:
@@ -62,6 +65,7 @@ class Names:
         self.state = f"{name}_state"
         self.commands = f"{name}.command.>"
         self.statuses = f"{name}.status.*"
+        self.over_any = f"{name}.over.*"
         self.submissions = f"{name}.submissions"
         """Core NATS: submissions for the router that leads."""
         self.packs = f"{name}.audit.>"
@@ -93,8 +97,8 @@ class Names:
     def key(self, key: str) -> str:
         return f"{self.name}.key.{token_of(key)}"
 
-    def command(self, target: str, command_id: str) -> str:
-        return f"{self.name}.command.{token_of(target)}.{command_id}"
+    def command(self, name: str, command_id: str) -> str:
+        return f"{self.name}.command.{token_of(name)}.{command_id}"
 
     def status(self, system: str) -> str:
         return f"{self.name}.status.{token_of(system)}"
@@ -136,7 +140,7 @@ def token_of(text: str) -> str:
     return f"={encoded}" if len(encoded) <= 160 else "~" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def state_stream(names: Names, replicas: int, max_bytes: int | None = None) -> dict[str, Any]:
+def state_stream(names: Names, replicas: int | None = None, max_bytes: int | None = None) -> dict[str, Any]:
     """
     The configuration of the stream of a store.
 
@@ -152,7 +156,7 @@ def state_stream(names: Names, replicas: int, max_bytes: int | None = None) -> d
         "discard": "new",
         "max_bytes": UNBOUNDED if max_bytes is None else max_bytes,
         "max_msgs_per_subject": 1,
-        "num_replicas": replicas,
+        "num_replicas": replicas or 1,
         "allow_atomic": True,
         "allow_msg_ttl": True,
         "allow_direct": True,
@@ -187,12 +191,13 @@ async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> Strea
     except RefusedError as error:
         if error.number != NOT_FOUND:
             raise
-        if connection.options.read_only or not connection.options.creates:
+        if connection.options.read_only or not connection.options.creates or connection.options.roles:
             raise _no_store(connection, name) from error
-        found = await _create(connection, wanted)
+        found = await _create_copied(connection, wanted)
     if is_of_earlier_design(found.config):
         raise earlier_design(connection, name)
-    is_older = lacks_subjects(found.config, wanted) and not connection.options.read_only
+    may_edit = not (connection.options.read_only or connection.options.roles)
+    is_older = lacks_subjects(found.config, wanted) and may_edit
     if is_older and not drift({**found.config, "subjects": wanted["subjects"]}, wanted):
         found = await _add_subjects(connection, found, wanted)
     problems = drift(found.config, wanted)
@@ -257,10 +262,22 @@ async def _add_subjects(connection: Connection, found: StreamInfo, wanted: dict[
 def _no_store(connection: Connection, stream: str) -> StoreMissingError:
     options = connection.options
     problem = f"there is no store named {options.name} (no stream {stream})"
-    way_out = (
-        "check the name behind the address; `submit`, `run`, `up`, `worker start` and `router start` make a new store"
-    )
-    return StoreMissingError(options.shown, problem, way_out)
+    makers = "`submit`, `run`, `up`, `worker start` and `router start` make a new store"
+    if options.roles:
+        makers = f"an administrator makes one: reefknot store create --engine {options.shown}"
+    return StoreMissingError(options.shown, problem, f"check the name behind the address; {makers}")
+
+
+async def _create_copied(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:
+    """A new stream: with three copies in a cluster that has the servers, where their number is not configured."""
+    if connection.options.replicas is None and connection.cluster:
+        try:
+            return await _create(connection, {**wanted, "num_replicas": CLUSTER_REPLICAS})
+        except StoreUnavailableError as error:
+            refusal = error.__cause__
+            if not (isinstance(refusal, RefusedError) and refusal.number in TOO_FEW) or "offline" in refusal.text:
+                raise
+    return await _create(connection, wanted)
 
 
 async def _create(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:

@@ -40,7 +40,8 @@ LIMITS = {
     10176: "a message of the batch was refused: check the limits of the account and of the server (reefknot doctor)",
 }
 """What to do about other limits that are reached, by the number of the refusal."""
-READS = tuple(f"$JS.API.{one}" for one in ("INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.MSG.GET.", "CONSUMER."))
+_API = ("INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.MSG.GET.", "CONSUMER.")
+READS = (*(f"$JS.API.{one}" for one in _API), "$SYS.REQ.USER.INFO")
 """The beginnings of requests that change nothing in a store."""
 WRONG_LAST = frozenset({10071, 10164})
 """A compare-and-set that lost."""

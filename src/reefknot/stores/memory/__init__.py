@@ -6,9 +6,9 @@ It fulfils the contracts of the durable engines, is lost with the process, and b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reefknot.clock import SteadyClock
 from reefknot.core.clock import Clock
@@ -154,6 +154,9 @@ class MemoryEngine:
         if options.read_only:
             raise ParameterError("read_only", True, "False for a store in memory: it has nothing to read")
         return MemoryStore(options.clock, **options.limits)
+
+    async def create(self, url: str, settings: Mapping[str, Any], *, keeps_shared: bool) -> list[str]:
+        return []
 
     async def examine(self, url: str, options: ExamineOptions) -> Examination:
         return Examination(_FINDINGS, is_ready=False)

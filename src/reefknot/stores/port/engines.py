@@ -175,6 +175,13 @@ class Engine(Protocol):
     async def open(self, url: str, options: OpenOptions) -> Store:
         """The store, started; the caller closes it."""
 
+    async def create(self, url: str, settings: Mapping[str, Any], *, keeps_shared: bool) -> list[str]:
+        """
+        Make what a store at this address needs and opening it would not make; returns the names of what is missing.
+
+        `settings` are those of a server. What is there and differs from them is a `StoreVersionError`.
+        """
+
     async def examine(self, url: str, options: ExamineOptions) -> Examination:
         """All findings about the store at this address. Nothing is created, changed or repaired."""
 

@@ -6,7 +6,8 @@ The engine of a durable store in one SQLite file: WAL, `synchronous=FULL`, one w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reefknot.runtime.database_urls import sqlite_path
@@ -45,6 +46,10 @@ class SqliteEngine:
         if not options.migrate and not read_only:
             read_only = is_older(path) if inline else await _apart(is_older, path)
         return await SqliteStore(path, options.clock, **options.limits, inline=inline, read_only=read_only).start()
+
+    async def create(self, url: str, settings: Mapping[str, Any], *, keeps_shared: bool) -> list[str]:
+        path = sqlite_path(url)
+        return [] if await _apart(Path(path).is_file) else [path]  # opening it makes it
 
     async def examine(self, url: str, options: ExamineOptions) -> Examination:
         from reefknot.stores.sqlite.examination import examination_of

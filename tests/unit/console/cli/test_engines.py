@@ -1,8 +1,10 @@
 """An engine of one's own: a package with a descriptor and one row in the table is all that the program asks for."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -42,6 +44,9 @@ class StubEngine:
         store = kept.setdefault(url, StubStore(options.clock, **options.limits))
         store.identity = url
         return store
+
+    async def create(self, url: str, settings: Mapping[str, Any], *, keeps_shared: bool) -> list[str]:
+        return []
 
     async def examine(self, url: str, options: engines.ExamineOptions) -> engines.Examination:
         return engines.Examination(ANSWERS, is_ready=url in kept)
