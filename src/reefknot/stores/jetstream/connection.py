@@ -27,6 +27,7 @@ from reefknot.errors import (
     ParameterError,
     StoreFullError,
     StorePermissionError,
+    StoreReplacedError,
     StoreUnavailableError,
     StoreVersionError,
 )
@@ -81,6 +82,12 @@ DEFAULT_NAME = "reefknot"
 JETSTREAM_OFF = "start the server with -js, or enable JetStream for this account"
 NOT_JETSTREAM = "its answer is not one of JetStream's", "check that it is a NATS server"
 NO_RESPONDERS = "503"
+ADVISORY = "$JS.EVENT.ADVISORY."
+"""The beginning of the subjects on which a server says what happens to its streams."""
+UNTRUSTED = (
+    "the connection is back, and it is not known yet whether the server has the same store",
+    "it is being looked at; check the server",
+)
 FENCED, RESULT_DEDUP = "fenced", "result-dedup"
 
 
@@ -165,6 +172,12 @@ class Connection:
         self._answers: Subscription | None = None
         self._denied: set[str] = set()
         self._services = Services("connection to NATS")
+        self.is_watched = False
+        """Whether a watch says after every reconnection that the server still has the same store."""
+        self._is_trusted = True
+        self._replaced: Callable[[], StoreReplacedError] | None = None
+        self.highest = 0
+        """The highest sequence in the stream of the store that this process knows of."""
 
     async def open(self) -> None:
         """Connect. An error says which server was tried, and what is wrong with it."""
@@ -269,6 +282,8 @@ class Connection:
 
     def _deny(self, text: str) -> None:
         """End the requests that this user may not make: the server does not answer them."""
+        if ADVISORY.lower() in text:  # a hint alone, which nothing depends on
+            return
         problem = f"the server refuses this user ({printable(text[text.index(DENIED) :], most=200)})"
         way_out = "allow it to publish and subscribe to $JS.API.>, _INBOX.> and the subjects of the store"
         is_deaf = '"_inbox.' in text  # no answer can arrive
@@ -281,6 +296,7 @@ class Connection:
             logger().warning("%s: %s; %s", self.options.shown, problem, way_out)
 
     async def _lost(self) -> None:
+        self._is_trusted = not self.is_watched
         self._requests.fail(lambda: self._unanswered("the connection was lost before a request was answered"))
         if not self._closing and self._client is not None:
             why = error_text(self._last_error or ConnectionError("no reason given"))
@@ -300,19 +316,35 @@ class Connection:
         self._reconnected.append(call)
         return lambda: self._reconnected.remove(call)
 
+    def trust(self, is_same: bool) -> None:
+        """Allow changes, or refuse them until it is known that the server still has the store of this process."""
+        self._is_trusted = is_same
+
+    def end_with(self, error: Callable[[], StoreReplacedError]) -> None:
+        """Refuse every request from now on: the store of this process is gone. Those on their way end, too."""
+        self._replaced = error
+        self._requests.fail(error)
+
+    @property
+    def failure(self) -> StoreReplacedError | None:
+        return None if self._replaced is None else self._replaced()
+
     @property
     def client(self) -> Client:
+        if self._replaced is not None and not self._closing:
+            raise self._replaced()
         if self._client is None or self._closing:
             raise self._unavailable("it is closed", "open a new one")
         return self._client
 
     @property
     def is_closed(self) -> bool:
-        return self._closing
+        """Whether it is of no use any more: it was closed, or its store is gone."""
+        return self._closing or self._replaced is not None
 
     @property
     def is_up(self) -> bool:
-        return self._client is not None and self._client.is_connected
+        return self._replaced is None and self._client is not None and self._client.is_connected
 
     @property
     def up_for(self) -> float:
@@ -406,6 +438,7 @@ class Connection:
         sequence = self.check((await self.request(subject, body, headers=headers)).data)
         if not sequence:  # of another service that listens on this subject
             raise self._unavailable(*NOT_JETSTREAM)
+        self.highest = max(self.highest, sequence)
         return sequence
 
     async def api(self, name: str, body: Any = None, *, timeout: float = REQUEST_S) -> bytes:
@@ -465,7 +498,7 @@ class Connection:
         """Wait for a lost connection to be back, at most `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        while not self.is_up and not self._closing and loop.time() < deadline:  # noqa: ASYNC110 - nats-py has no event
+        while not self.is_up and not self.is_closed and loop.time() < deadline:  # noqa: ASYNC110 - nats-py has no event
             await asyncio.sleep(RECONNECT_EVERY_S / 4)
         return self.is_up
 
@@ -484,6 +517,8 @@ class Connection:
             raise self._unavailable("the connection is lost", "it is being tried again; check the server")
         if self.options.read_only and not asks.startswith(READS):
             raise StorePermissionError(self.options.shown, "it is open for reading only", "open it without read_only")
+        if not self._is_trusted and not asks.startswith((*READS, f"{self.options.name}.trim.restored")):
+            raise self._unavailable(*UNTRUSTED)
         return client
 
     def _unanswered(self, problem: str) -> UnansweredError:

@@ -100,8 +100,9 @@ class JetStreamControl:
     async def _publish(self, message: Message) -> int:
         connection = self._state.connection
         answer = await connection.request(message.subject, message.body, headers=message.headers())
-        connection.check(answer.data)
-        return int(json.decode(answer.data)["seq"])
+        sequence = connection.check(answer.data)
+        connection.highest = max(connection.highest, sequence)
+        return sequence
 
     async def reports(self, *, silent: bool = False) -> list[StatusReport]:
         if not self._state.mirrors_all:

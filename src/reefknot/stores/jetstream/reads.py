@@ -100,6 +100,8 @@ async def patiently(connection: Connection, read: Callable[[], Awaitable[R]]) ->
         except RefusedError:
             raise
         except StoreUnavailableError:
+            if connection.failure is not None:
+                raise connection.failure from None
             if connection.is_closed or loop.time() >= deadline:
                 raise
         await connection.wait_until_up(deadline - loop.time())

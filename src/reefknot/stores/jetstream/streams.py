@@ -12,7 +12,7 @@ keys, commands, statuses, values; and every event, those of a batch in one messa
     NAME.pool.POOL             service time and arrivals of a resource class
     NAME.audit.CHAIN.NUMBER.ID a pack: the events of one batch, by the number of the first one in its chain. ID is the
                                work that all are about, else `_`; `@rare` if one is of a type with few events
-    NAME.trim.events           how far retention has gone
+    NAME.trim.events           how far retention has gone;   NAME.trim.restored   that the store was restored
     NAME.writer.CHAIN          the last batch of one process that has several messages and no events
 
 A record that ends moves to another subject: in one batch its old subject gets a message without a body, a tombstone,
@@ -29,17 +29,18 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from msgspec import Struct, json
+from msgspec import DecodeError, Struct, json
 
 from reefknot.errors import (
     StoreFullError,
     StoreMissingError,
     StorePermissionError,
+    StoreReplacedError,
     StoreUnavailableError,
     StoreVersionError,
 )
 from reefknot.queue.model.work import WorkItem, WorkState
-from reefknot.runtime.log import error_text, logger
+from reefknot.runtime.log import error_text, logger, printable
 from reefknot.stores.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
 
 OPEN = "open"
@@ -68,6 +69,10 @@ class Names:
         self.first_packs = f"{name}.audit.*.1.*"
         self.rare_packs = f"{name}.audit.*.*.{self.RARE}"
         self.trim = f"{name}.trim.events"
+        self.restored = f"{name}.trim.restored"
+        """A note of a process whose store was replaced by an older copy, or by another store."""
+        self.users = f"{name}.users"
+        """Core NATS: a question that every process answers which works with the store."""
 
     def work(self, item: WorkItem) -> str:
         is_open = item.state in (WorkState.PENDING, WorkState.RUNNING)
@@ -189,7 +194,10 @@ async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> Strea
             raise
         if connection.options.read_only or not connection.options.creates:
             raise _no_store(connection, name) from error
-        found = await _create(connection, wanted)
+        in_use = await _stream_in_use(connection, name)
+        found = in_use or await _create(connection, wanted)
+        if in_use is None and name == Names(connection.options.name).state:
+            logger().warning("there was no store at %s: a new one was made", connection.options.shown)
     if is_of_earlier_design(found.config):
         raise earlier_design(connection, name)
     is_older = lacks_subjects(found.config, wanted) and not connection.options.read_only
@@ -261,6 +269,51 @@ def _no_store(connection: Connection, stream: str) -> StoreMissingError:
         "check the name behind the address; `submit`, `run`, `up`, `worker start` and `router start` make a new store"
     )
     return StoreMissingError(options.shown, problem, way_out)
+
+
+class StoreUser(Struct, frozen=True):
+    """A process that works with a store, as it answers to `Names.users`."""
+
+    process: str
+    created: str
+
+
+class Restored(Struct, frozen=True):
+    """The note of a process that its store was replaced by an older copy, or by another store."""
+
+    was: str
+    """When the stream was created that it worked with."""
+    is_now: str
+    was_at: int
+    is_at: int
+    at: str
+
+
+async def _stream_in_use(connection: Connection, stream: str) -> StreamInfo | None:
+    """
+    The stream of a store, if another process has made it just now.
+
+    It is refused to make one while a process works with a store of this name: that one was deleted a moment ago.
+    """
+    names, shown = Names(connection.options.name), connection.options.shown
+    if stream != names.state:
+        return None
+    try:
+        user = json.decode((await connection.request(names.users, timeout=ASKED_S)).data, type=StoreUser)
+    except (StoreUnavailableError, DecodeError):  # no process answers
+        return None
+    try:
+        return await stream_info(connection, stream)
+    except RefusedError as error:
+        if error.number != NOT_FOUND:
+            raise
+    process = printable(user.process, most=100)
+    problem = f"its stream {stream} was deleted, and a process still works with it ({process})"
+    way_out = (
+        "restore it (nats stream restore), or try again when that process has ended, in about two seconds: then a new "
+        "store is made"
+    )
+    raise StoreReplacedError(shown, problem, way_out)
 
 
 async def _create(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:
