@@ -30,12 +30,12 @@ from reefknot.queue.port.control import SILENT_KEPT_S, StatusReport
 from reefknot.queue.port.work_queue import WorkFilter, WorkSnapshot
 from reefknot.runtime.log import RepeatedErrors, logger
 from reefknot.runtime.processes import is_gone, owner_is_gone
+from reefknot.runtime.timeouts import STORE_S
 from reefknot.stores.port import Store
 
 LOOK_S = 1.0
 STATUS_KEPT_S = 5.0
 """How long a status counts as that of a living system."""
-STORE_S = 10.0
 STATUS_EVERY_S = 1.0
 """How often a system publishes its status. It goes stale after `STATUS_KEPT_S`."""
 FAILURE_EVERY_S = 0.25
@@ -65,7 +65,7 @@ async def store_failed(store: Store) -> NoReturn:
     while (failure := store.failure) is None:
         await asyncio.sleep(FAILURE_EVERY_S)
         looks += 1
-        if looks % LOOKS_PER_FILE:
+        if looks % LOOKS_PER_FILE or store.path is None:
             continue
         try:
             async with asyncio.timeout(STORE_S):

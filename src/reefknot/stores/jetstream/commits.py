@@ -49,7 +49,7 @@ from reefknot.stores.jetstream.connection import (
 from reefknot.stores.jetstream.events import AuditWriter
 from reefknot.stores.jetstream.reads import last_message
 from reefknot.stores.jetstream.state import Message, State
-from reefknot.stores.jetstream.wire import WRONG_LAST
+from reefknot.stores.jetstream.wire import PASSING, WRONG_LAST
 
 R = TypeVar("R")
 MOST_WAITING = 20_000
@@ -369,10 +369,10 @@ class Commits:
                 return stored_at
             except RefusedError as error:
                 if error.number not in WRONG_LAST:
-                    if number >= MOST_REFUSALS:
+                    if number >= MOST_REFUSALS and error.number not in PASSING:
                         raise self._unavailable(f"the server refuses a batch ({error.text})") from error
                     self._say_waiting(number, error)
-                    await asyncio.sleep(0.05 * number)
+                    await asyncio.sleep(0.05 * min(number, 20))
                     continue
                 found_at = await self._found(messages[-1], commit_id) if is_doubtful else None
                 if found_at is not None:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,6 +26,7 @@ from reefknot.core.redaction import redact
 from reefknot.errors import (
     ParameterError,
     StoreFullError,
+    StoreMissingError,
     StorePermissionError,
     StoreReplacedError,
     StoreUnavailableError,
@@ -45,6 +46,7 @@ from reefknot.stores.jetstream.wire import (
     FULL,
     LIMITS,
     NO_JETSTREAM,
+    PASSING,
     READS,
     Direct,
     Hear,
@@ -56,6 +58,7 @@ from reefknot.stores.jetstream.wire import (
     close_quietly,
     cluster_of,
     explained,
+    has_jetstream,
     hear_directly,
     insist_on_tls,
     is_refusal,
@@ -360,6 +363,11 @@ class Connection:
         """The name of the cluster that the connected server belongs to."""
         return cluster_of(self.client)
 
+    @property
+    def has_jetstream(self) -> bool:
+        """Whether the connected server says that it has JetStream, and others with it."""
+        return has_jetstream(self.client) and self.cluster is not None
+
     async def publish(
         self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, reply: str = ""
     ) -> None:
@@ -529,6 +537,34 @@ class Connection:
 
     def _explained(self, error: BaseException | None) -> Exception:
         return explained(error, self.options.shown, max_payload=0 if self._client is None else self.max_payload)
+
+
+ELECTION_S, PATIENCE_S = 30.0, 5.0
+"""How long a request is repeated while a cluster elects a leader, and elsewhere."""
+R = TypeVar("R")
+
+
+async def patiently(connection: Connection, ask: Callable[[], Awaitable[R]]) -> R:
+    """Ask again while the server is away or a stream has no leader, for a while."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while True:
+        try:
+            return await ask()
+        except StoreReplacedError:
+            raise
+        except StoreUnavailableError as error:
+            if connection.failure is not None:
+                raise connection.failure from None
+            if isinstance(error, StorePermissionError | StoreMissingError) or connection.is_closed:
+                raise
+            if isinstance(error, RefusedError) and error.number not in PASSING:
+                raise
+            is_election = connection.is_up and connection.cluster is not None
+            if loop.time() - began >= (ELECTION_S if is_election else PATIENCE_S):
+                raise
+        await connection.wait_until_up(PATIENCE_S)
+        await asyncio.sleep(0.05)
 
 
 MOST_DENIED = 20

@@ -19,6 +19,7 @@ from reefknot.queue.model.submission import Capacity
 from reefknot.queue.port.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream.commits import Batch, Commits
+from reefknot.stores.jetstream.connection import patiently
 from reefknot.stores.jetstream.reads import StreamMessage, last_message
 from reefknot.stores.jetstream.state import Message, State, StoredCommand, StoredStatus
 from reefknot.stores.jetstream.streams import token_of
@@ -85,12 +86,16 @@ class JetStreamControl:
             await self._state.read_status(name)
             known = self._state.statuses.get(token)
         earlier = known[1].first or known[0] if known is not None and known[1].stale_at > now.wall else 0
-        status = StoredStatus(name, body, now.wall, now.wall + milliseconds(keep), capacity, earlier)
-        ttl = LEAST_TTL_S + int(SILENT_KEPT_S + keep)
-        message = Message(self._state.names.status(name), json.encode(status), ttl=ttl)
-        sequence = await self._publish(message)
-        self._state.statuses[token] = sequence, status
-        return earlier or sequence
+
+        async def publish() -> tuple[int, StoredStatus]:
+            at = self._state.now().wall
+            status = StoredStatus(name, body, at, at + milliseconds(keep), capacity, earlier)
+            ttl = LEAST_TTL_S + int(SILENT_KEPT_S + keep)
+            return await self._publish(Message(self._state.names.status(name), json.encode(status), ttl=ttl)), status
+
+        stored = await (publish() if earlier else patiently(self._state.connection, publish))  # the first is a start
+        self._state.statuses[token] = stored
+        return earlier or stored[0]
 
     async def withdraw(self, name: str) -> None:
         if token_of(name) in self._state.statuses:

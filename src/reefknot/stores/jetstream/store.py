@@ -21,7 +21,7 @@ from msgspec import json
 from reefknot.clock import SteadyClock
 from reefknot.core.clock import Clock
 from reefknot.core.time import Moment
-from reefknot.errors import ReefknotError, StoreError, StoreReplacedError, StoreVersionError
+from reefknot.errors import ReefknotError, StoreError, StoreReplacedError
 from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.queue.port.quarantine import QuarantineStore
 from reefknot.runtime.forks import FORKS, opened_before_fork
@@ -33,7 +33,6 @@ from reefknot.stores.jetstream.connection import (
     ADVISORY,
     Connection,
     NatsOptions,
-    NobodyThereError,
     RefusedError,
     options_from_url,
 )
@@ -50,6 +49,7 @@ from reefknot.stores.jetstream.streams import (
     StoreUser,
     StreamInfo,
     ensure_stream,
+    patient_info,
     state_stream,
     stream_info,
 )
@@ -65,10 +65,11 @@ ALIGN_EVERY_S = 30.0
 MOST_SWEPT = 10_000
 SWEEP_EVERY = 20
 LOOK_S = 1.0
-LOOKS = 3
-AGAIN_S = 0.15
-"""How often a process looks whether its store is still there; and how often, and when, again, before it believes not."""
+"""How often a process looks whether its store is still there."""
+LOOKS, AGAIN_S = 3, 0.15
+"""How many looks in a row say that it is gone, and the pause between them."""
 NOTE_S = 30 * 86_400
+"""How long the note stays that a store was restored."""
 _HARMLESS = tuple(f"{ADVISORY}STREAM.{one}." for one in ("SNAPSHOT_CREATE", "SNAPSHOT_COMPLETE", "UPDATED"))
 CLOCK_STEP_S = 0.05
 """Differences to the server's time below this come from the network, and are ignored."""
@@ -144,13 +145,9 @@ class JetStreamStore:
         await self.connection.open()
         try:
             replicas, max_bytes = self.options.replicas, self.options.max_bytes
-            try:
-                found = await ensure_stream(self.connection, state_stream(self.names, replicas, max_bytes))
-            except NobodyThereError as error:
-                raise StoreVersionError(self.options.shown, "JetStream is not enabled there", error.way_out) from error
+            found = await ensure_stream(self.connection, state_stream(self.names, replicas, max_bytes))
             await self._align()
-            if self._has_server_time:
-                await self._watch.start(found)
+            await self._watch.start(found)
             self._commits.start()
         except BaseException:
             await self.connection.close()
@@ -165,7 +162,7 @@ class JetStreamStore:
             return
         clock = self._machine_clock
         asked = clock.now()
-        found = await stream_info(self.connection, self.names.state)
+        found = await patient_info(self.connection, self.names.state)
         answered = clock.now()
         server = datetime.fromisoformat(found.ts).timestamp()
         offset = server - (asked + answered) / 2

@@ -22,11 +22,10 @@ which the server removes after a while, and its new one the record, always in th
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from msgspec import DecodeError, Struct, json
@@ -41,14 +40,10 @@ from reefknot.errors import (
 )
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.runtime.log import error_text, logger, printable
-from reefknot.stores.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
+from reefknot.stores.jetstream.connection import REQUEST_S, Connection, NobodyThereError, RefusedError, patiently
 
 OPEN = "open"
 ASKED_S = 1.0
-ELECTION_S = 10.0
-"""How long an opening store waits for a cluster without a leader, at least."""
-NO_LEADER = 10008
-"""JetStream's number for a cluster that has none."""
 NOT_FOUND, OVERLAP, NO_MESSAGE = 10059, 10065, 10037
 
 
@@ -188,7 +183,7 @@ async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> Strea
     """The stream as it is; created if it is missing, refused if it was changed."""
     name = wanted["name"]
     try:
-        found = await _patient_info(connection, name)
+        found = await patient_info(connection, name)
     except RefusedError as error:
         if error.number != NOT_FOUND:
             raise
@@ -215,18 +210,18 @@ async def stream_info(connection: Connection, name: str, timeout: float = REQUES
     return json.decode(await connection.api(f"STREAM.INFO.{name}", timeout=timeout), type=StreamInfo)
 
 
-async def _patient_info(connection: Connection, name: str) -> StreamInfo:
+async def patient_info(connection: Connection, name: str) -> StreamInfo:
     """Information about a stream, asked for again while a cluster elects a leader, who alone can answer."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + max(ELECTION_S, connection.options.patience)
-    while True:
+
+    async def ask() -> StreamInfo:
         try:
             return await stream_info(connection, name, timeout=ASKED_S)
-        except (UnansweredError, RefusedError) as error:
-            is_election = isinstance(error, UnansweredError) or error.number == NO_LEADER
-            if not is_election or loop.time() >= deadline:
-                raise
-        await asyncio.sleep(0.1)
+        except NobodyThereError as error:
+            if not connection.has_jetstream:  # no server there ever answers
+                raise StoreVersionError(error.store, "JetStream is not enabled there", error.way_out) from error
+            raise
+
+    return await patiently(connection, ask)
 
 
 def is_of_earlier_design(config: dict[str, Any]) -> bool:
@@ -319,7 +314,8 @@ async def _stream_in_use(connection: Connection, stream: str) -> StreamInfo | No
 async def _create(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:
     name = wanted["name"]
     try:
-        return json.decode(await connection.api(f"STREAM.CREATE.{name}", wanted, timeout=10.0), type=StreamInfo)
+        create = partial(connection.api, f"STREAM.CREATE.{name}", wanted, timeout=10.0)
+        return json.decode(await patiently(connection, create), type=StreamInfo)
     except (RefusedError, StoreFullError) as error:
         shown = connection.options.shown
         if isinstance(error, RefusedError) and error.number == OVERLAP:

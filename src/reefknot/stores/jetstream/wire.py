@@ -42,6 +42,8 @@ LIMITS = {
 """What to do about other limits that are reached, by the number of the refusal."""
 READS = tuple(f"$JS.API.{one}" for one in ("INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.MSG.GET.", "CONSUMER."))
 """The beginnings of requests that change nothing in a store."""
+PASSING = frozenset({10004, 10005, 10008, 10009, 10118, 10119})
+"""Refusals of a cluster that elects a leader, or has just begun: the same request is answered a little later."""
 WRONG_LAST = frozenset({10071, 10164})
 """A compare-and-set that lost."""
 NO_JETSTREAM = frozenset({10039, 10076, 10035})
@@ -113,6 +115,11 @@ async def send(client: Client, lines: bytes, *, flush: bool = True) -> None:
 def cluster_of(client: Client) -> str | None:
     """The name of the cluster that the connected server belongs to."""
     return client._server_info.get("cluster")
+
+
+def has_jetstream(client: Client) -> bool:
+    """Whether the connected server has JetStream."""
+    return bool(client._server_info.get("jetstream"))
 
 
 class Direct(asyncio.Queue["Msg"]):
