@@ -216,7 +216,7 @@ class Connection:
         """Check periodically that the tasks of the client still run, until cancelled."""
         while True:
             await asyncio.sleep(PING_EVERY_S)
-            if await revive(self.client):
+            if self._client is not None and await revive(self._client):
                 logger().error(
                     "the connection to %s was cancelled from outside; its tasks are restarted", self.options.shown
                 )

@@ -17,11 +17,12 @@ from msgspec import json
 from reefknot.errors import StoreError, StoreVersionError
 from reefknot.runtime.log import error_text, printable
 from reefknot.stores.jetstream.connection import Connection, NatsOptions, NobodyThereError, RefusedError
-from reefknot.stores.jetstream.reads import LATEST, scan
+from reefknot.stores.jetstream.reads import LATEST, last_message, scan
 from reefknot.stores.jetstream.streams import (
     NOT_FOUND,
     OPEN,
     Names,
+    Restored,
     StreamInfo,
     drift,
     earlier_design,
@@ -119,7 +120,7 @@ async def _store_findings(connection: Connection, open_jobs: int | None) -> list
     findings = [_settings(info, wanted), _bound(info, options.max_bytes), _replicas(info, options.replicas)]
     try:
         number = await _open_jobs(connection, names) if open_jobs is None else open_jobs
-        return [*findings, await _clock(connection, name), _mirror(number)]
+        return [*findings, await _clock(connection, name), _mirror(number), *await _restored(connection, names)]
     except (StoreError, TimeoutError) as error:
         way_out = "check the server's load and log"
         return [*findings, Finding("records", "problem", error_text(error), way_out, "unreachable")]
@@ -189,6 +190,18 @@ async def _open_jobs(connection: Connection, names: Any) -> int:
     start = {**LATEST, "headers_only": True}
     found = await scan(connection, names.state, [names.all_work(OPEN)], start=start)
     return sum(one.headers.get("Nats-Msg-Size") != "0" for one in found)  # without a body it is a tombstone
+
+
+async def _restored(connection: Connection, names: Names) -> list[Finding]:
+    """The note of a process that its store was replaced while it worked with it, if there is one."""
+    found = await last_message(connection, names.state, names.restored)
+    if found is None or not found.body:
+        return []
+    note = json.decode(found.body, type=Restored)
+    text = f"was replaced or restored at {note.at[:19]}Z while it was in use: it had {note.was_at} changes, then "
+    text += f"{note.is_at}; what came in between may be missing, or happen twice"
+    way_out = "compare with your own records; reefknot audit verify names gaps; the guide nats-server says what to check"
+    return [Finding("restored", "warning", text, way_out)]
 
 
 def _mirror(number: int) -> Finding:
