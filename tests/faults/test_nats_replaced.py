@@ -174,6 +174,8 @@ class Callers:
     """By id: when the answer came, in monotonic time."""
     ended: dict[str, float] = field(default_factory=dict)
     """By caller: when it had its error."""
+    has_started: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the system of this process runs."""
 
     async def submit(self, client: Any) -> None:
         """Submit one after the other until the store refuses."""
@@ -196,9 +198,16 @@ class Callers:
         except StoreReplacedError:
             self.ended["waits"] = time.monotonic()
 
+    async def heard(self) -> None:
+        """A bounded wait for all of them to have their errors."""
+        async with asyncio.timeout(SOON_S + BUSY_S):
+            while len(self.ended) < 3:  # noqa: ASYNC110 - other tasks are waited for
+                await asyncio.sleep(0.02)
+
     async def run_system(self, url: str) -> None:
         try:
             async with rk.system(url) as client:
+                self.has_started.set()
                 await client.job("waits").result(3600)
         except StoreReplacedError:
             self.ended["system"] = time.monotonic()
@@ -224,6 +233,7 @@ async def in_use(folder: Path, server: NatsServer, flaw: str = "none") -> AsyncI
             running = (callers.submit(client), callers.wait(client), callers.run_system(parts.url))
             tasks += [asyncio.create_task(one) for one in running]
             async with asyncio.timeout(60):
+                await callers.has_started.wait()
                 while len(callers.acknowledged) < 20:  # noqa: ASYNC110 - other tasks are waited for
                     await asyncio.sleep(0.02)
             yield parts, Stream(server, name), callers
@@ -251,9 +261,7 @@ async def story(folder: Path, server: NatsServer, fault: str) -> None:
         since = time.monotonic()
         codes = await asyncio.gather(*(parts.ended(name, SOON_S + BUSY_S) for name in PARTS))
         assert codes == [69, 69, 69]
-        async with asyncio.timeout(SOON_S + BUSY_S):
-            while len(callers.ended) < 3:  # noqa: ASYNC110 - other tasks are waited for
-                await asyncio.sleep(0.02)
+        await callers.heard()
         print(fault, {name: round(at - since, 2) for name, at in callers.ended.items()})
         words = "deleted" if fault == "deleted" else "set back" if fault == "set back" else "made again, or restored"
         for name in PARTS:
@@ -324,11 +332,12 @@ def test_a_server_that_restarts_freezes_or_is_backed_up_ends_no_part(tmp_path: P
 
 async def refused(folder: Path, server: NatsServer) -> tuple[int, str, int, str]:
     """A submission while a process that looks at nothing works with the deleted store, and one after its end."""
-    async with in_use(folder, server, flaw="nobody watches the store") as (parts, stream, _):
+    async with in_use(folder, server, flaw="nobody watches the store") as (parts, stream, callers):
         await stream.delete()
         words = ("submit", "--type", "own.note", "--engine", parts.url)
         early = await asyncio.to_thread(run_warm, *words, cwd=folder, env=dict(os.environ))
         parts.stop()
+        await callers.heard()
         late = await asyncio.to_thread(run_warm, *words, cwd=folder, env=dict(os.environ))
     return early.returncode, early.stderr, late.returncode, late.stderr
 

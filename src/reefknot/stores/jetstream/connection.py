@@ -46,6 +46,7 @@ from reefknot.stores.jetstream.wire import (
     FULL,
     LIMITS,
     NO_JETSTREAM,
+    NOT_FOUND,
     PASSING,
     READS,
     Direct,
@@ -558,7 +559,11 @@ async def patiently(connection: Connection, ask: Callable[[], Awaitable[R]]) -> 
                 raise connection.failure from None
             if isinstance(error, StorePermissionError | StoreMissingError) or connection.is_closed:
                 raise
-            if isinstance(error, RefusedError) and error.number not in PASSING:
+            # Whether a watched stream that is not found is gone, its watch says in a moment.
+            is_passing = isinstance(error, RefusedError) and (
+                error.number in PASSING or (error.number == NOT_FOUND and connection.is_watched)
+            )
+            if isinstance(error, RefusedError) and not is_passing:
                 raise
             is_election = connection.is_up and connection.cluster is not None
             if loop.time() - began >= (ELECTION_S if is_election else PATIENCE_S):

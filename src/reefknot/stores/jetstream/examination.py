@@ -19,7 +19,6 @@ from reefknot.runtime.log import error_text, printable
 from reefknot.stores.jetstream.connection import Connection, NatsOptions, NobodyThereError, RefusedError
 from reefknot.stores.jetstream.reads import LATEST, last_message, scan
 from reefknot.stores.jetstream.streams import (
-    NOT_FOUND,
     OPEN,
     Names,
     Restored,
@@ -32,6 +31,7 @@ from reefknot.stores.jetstream.streams import (
     state_stream,
     stream_info,
 )
+from reefknot.stores.jetstream.wire import NOT_FOUND
 from reefknot.stores.port.engines import ExamineOptions, Finding, problem_of, size_text
 
 SKEW_S = 1.0

@@ -43,7 +43,6 @@ from reefknot.stores.jetstream.leases import JetStreamLeases
 from reefknot.stores.jetstream.reads import last_message
 from reefknot.stores.jetstream.state import Message, State
 from reefknot.stores.jetstream.streams import (
-    NOT_FOUND,
     Names,
     Restored,
     StoreUser,
@@ -54,7 +53,7 @@ from reefknot.stores.jetstream.streams import (
     stream_info,
 )
 from reefknot.stores.jetstream.transport import JetStreamTransport
-from reefknot.stores.jetstream.wire import Heard
+from reefknot.stores.jetstream.wire import NOT_FOUND, Heard
 from reefknot.stores.jetstream.work import JetStreamWorkQueue
 
 if TYPE_CHECKING:

@@ -41,10 +41,11 @@ from reefknot.errors import (
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.stores.jetstream.connection import REQUEST_S, Connection, NobodyThereError, RefusedError, patiently
+from reefknot.stores.jetstream.wire import NOT_FOUND
 
 OPEN = "open"
 ASKED_S = 1.0
-NOT_FOUND, OVERLAP, NO_MESSAGE = 10059, 10065, 10037
+OVERLAP, NO_MESSAGE = 10065, 10037
 
 
 class Names:
@@ -213,15 +214,22 @@ async def stream_info(connection: Connection, name: str, timeout: float = REQUES
 async def patient_info(connection: Connection, name: str) -> StreamInfo:
     """Information about a stream, asked for again while a cluster elects a leader, who alone can answer."""
 
-    async def ask() -> StreamInfo:
+    async def ask() -> StreamInfo | RefusedError:
         try:
             return await stream_info(connection, name, timeout=ASKED_S)
+        except RefusedError as error:
+            if error.number != NOT_FOUND:
+                raise
+            return error
         except NobodyThereError as error:
             if not connection.has_jetstream:  # no server there ever answers
                 raise StoreVersionError(error.store, "JetStream is not enabled there", error.way_out) from error
             raise
 
-    return await patiently(connection, ask)
+    found = await patiently(connection, ask)
+    if isinstance(found, RefusedError):
+        raise found
+    return found
 
 
 def is_of_earlier_design(config: dict[str, Any]) -> bool:

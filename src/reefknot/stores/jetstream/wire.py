@@ -42,8 +42,8 @@ LIMITS = {
 """What to do about other limits that are reached, by the number of the refusal."""
 READS = tuple(f"$JS.API.{one}" for one in ("INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.MSG.GET.", "CONSUMER."))
 """The beginnings of requests that change nothing in a store."""
-NO_LEADER = 10008
-"""A cluster has no leader."""
+NO_LEADER, NOT_FOUND = 10008, 10059
+"""A cluster has no leader; there is no such stream."""
 PASSING = frozenset({10004, 10005, NO_LEADER, 10009, 10118, 10119})
 """Refusals of a cluster that elects a leader, or has just begun: the same request is answered a little later."""
 WRONG_LAST = frozenset({10071, 10164})
