@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,7 +23,7 @@ from nats.aio.msg import Msg
 
 import reefknot as rk
 from reefknot.console.nats_servers import NatsServer
-from reefknot.errors import StoreReplacedError
+from reefknot.errors import StoreError, StoreReplacedError
 from reefknot.stores.jetstream.streams import Names, state_stream
 from reefknot.stores.opening import open_store
 from tests.faults.nats_system import Parts, kill_and_restart, servers_in_memory
@@ -179,16 +180,18 @@ class Callers:
 
     async def submit(self, client: Any) -> None:
         """Submit one after the other until the store refuses."""
-        number = 0
-        try:
-            while True:
-                number += 1
+        for number in count(1):
+            try:
                 inputs = {"seconds": 0.0, "fails": False}
                 handle = await client.submit("own.note", inputs, assignment_id=f"w{number}")
                 self.acknowledged[handle.assignment_id] = time.monotonic()
+            except StoreReplacedError:
+                self.ended["submits"] = time.monotonic()
+                return
+            except StoreError:  # the server is away
+                continue
+            finally:
                 await asyncio.sleep(0.01)
-        except StoreReplacedError:
-            self.ended["submits"] = time.monotonic()
 
     async def wait(self, client: Any) -> None:
         """Wait for a result that never comes."""
