@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,7 +25,6 @@ from reefknot.core.redaction import redact
 from reefknot.errors import (
     ParameterError,
     StoreFullError,
-    StoreMissingError,
     StorePermissionError,
     StoreReplacedError,
     StoreUnavailableError,
@@ -46,8 +44,6 @@ from reefknot.stores.jetstream.wire import (
     FULL,
     LIMITS,
     NO_JETSTREAM,
-    NOT_FOUND,
-    PASSING,
     READS,
     Direct,
     Hear,
@@ -67,6 +63,7 @@ from reefknot.stores.jetstream.wire import (
     outlive_errors,
     revive,
     send,
+    tls_of,
     too_large,
 )
 
@@ -257,24 +254,11 @@ class Connection:
             "user": options.user,
             "password": options.password,
             "user_credentials": options.credentials,
-            "tls": self._tls(),
+            "tls": tls_of(options),
             "error_cb": self._failed,
             "disconnected_cb": self._lost,
             "reconnected_cb": self._back,
         }
-
-    def _tls(self) -> ssl.SSLContext | None:
-        options = self.options
-        if not (options.tls_ca or options.tls_certificate or options.servers[0].startswith("tls:")):
-            return None
-        try:
-            context = ssl.create_default_context(cafile=options.tls_ca)
-            if options.tls_certificate:
-                context.load_cert_chain(options.tls_certificate, options.tls_key)
-        except (OSError, ssl.SSLError) as error:
-            problem = f"its TLS files cannot be used ({error_text(error)})"
-            raise self._unavailable(problem, "check nats.tls_ca, nats.tls_certificate and nats.tls_key") from error
-        return context
 
     async def _failed(self, error: Exception) -> None:
         if self._client is not None and DENIED in (text := error_text(error).lower()):
@@ -538,38 +522,6 @@ class Connection:
 
     def _explained(self, error: BaseException | None) -> Exception:
         return explained(error, self.options.shown, max_payload=0 if self._client is None else self.max_payload)
-
-
-ELECTION_S, PATIENCE_S = 30.0, 5.0
-"""How long a request is repeated while a cluster elects a leader, and elsewhere."""
-R = TypeVar("R")
-
-
-async def patiently(connection: Connection, ask: Callable[[], Awaitable[R]]) -> R:
-    """Ask again while the server is away or a stream has no leader, for a while."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    while True:
-        try:
-            return await ask()
-        except StoreReplacedError:
-            raise
-        except StoreUnavailableError as error:
-            if connection.failure is not None:
-                raise connection.failure from None
-            if isinstance(error, StorePermissionError | StoreMissingError) or connection.is_closed:
-                raise
-            # Whether a watched stream that is not found is gone, its watch says in a moment.
-            is_passing = isinstance(error, RefusedError) and (
-                error.number in PASSING or (error.number == NOT_FOUND and connection.is_watched)
-            )
-            if isinstance(error, RefusedError) and not is_passing:
-                raise
-            is_election = connection.is_up and connection.cluster is not None
-            if loop.time() - began >= (ELECTION_S if is_election else PATIENCE_S):
-                raise
-        await connection.wait_until_up(PATIENCE_S)
-        await asyncio.sleep(0.05)
 
 
 MOST_DENIED = 20

@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+import msgspec
 from msgspec import json, msgpack
 
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model.submission import Capacity
 from reefknot.queue.port.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
+from reefknot.runtime.log import logger
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream.commits import Batch, Commits
-from reefknot.stores.jetstream.connection import patiently
 from reefknot.stores.jetstream.reads import StreamMessage, last_message
-from reefknot.stores.jetstream.state import Message, State, StoredCommand, StoredStatus
-from reefknot.stores.jetstream.streams import token_of
+from reefknot.stores.jetstream.state import Message, State, StoredCommand, StoredStatus, unreadable
+from reefknot.stores.jetstream.streams import patiently, token_of
 from reefknot.stores.port import StoredValue, checked_body, checked_name
 
 LEAST_TTL_S = 60
@@ -129,7 +130,11 @@ class JetStreamValues:
 
     async def get(self, name: str) -> StoredValue | None:
         message = await self._last(checked_name(name))
-        return None if message is None else _value_of(message)
+        try:
+            return None if message is None else _value_of(message)
+        except msgspec.DecodeError:
+            assert message is not None
+            raise unreadable(self._state.connection, message) from None
 
     async def put(self, name: str, body: str, *, version: int, events: Sequence[AuditEntry] = ()) -> StoredValue | None:
         packed = msgpack.encode((checked_name(name), checked_body(body)))  # unlike JSON no longer than the texts
@@ -142,7 +147,15 @@ class JetStreamValues:
     async def list(self, prefix: str = "") -> Sequence[StoredValue]:
         names = self._state.names
         messages = await self._state.direct.matching(f"{names.name}.value.*")
-        values = [value for value in map(_value_of, messages) if value is not None and value.name.startswith(prefix)]
+        values = list[StoredValue]()
+        for message in messages:
+            try:
+                value = _value_of(message)
+            except msgspec.DecodeError:
+                logger().warning("%s", unreadable(self._state.connection, message))
+                continue
+            if value is not None and value.name.startswith(prefix):
+                values.append(value)
         return sorted(values, key=lambda value: value.name)
 
     async def _last(self, name: str) -> StreamMessage | None:

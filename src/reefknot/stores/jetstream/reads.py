@@ -27,9 +27,8 @@ from reefknot.stores.jetstream.connection import (
     NobodyThereError,
     RefusedError,
     UnansweredError,
-    patiently,
 )
-from reefknot.stores.jetstream.streams import NO_MESSAGE, patient_info
+from reefknot.stores.jetstream.streams import NO_MESSAGE, patient_info, patiently
 from reefknot.stores.jetstream.wire import Heard, read_headers
 
 if TYPE_CHECKING:
@@ -253,6 +252,8 @@ async def scan_each(
         await feed.stop()
 
 
+MOST_OF_IT = 4
+"""What a part of the stream is of the whole at most: for a larger one the whole is read at once."""
 SPREAD = 16
 """Sequences that are read back for each wanted message: other records lie in between."""
 
@@ -267,8 +268,9 @@ async def newest(
     was left out.
     """
     info = (await patient_info(connection, stream)).state
-    span = SPREAD * least
-    while (start := info["last_seq"] - span) > info["first_seq"]:
+    span, all_of_it = SPREAD * least, info["last_seq"] - info["first_seq"]
+    while MOST_OF_IT * span < all_of_it:
+        start = info["last_seq"] - span
         found = await scan(connection, stream, filters, start=behind(start))
         if len(found) >= least:
             yield found, found[0].stored_at

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from math import inf
 
 import msgspec
@@ -367,7 +368,7 @@ class State(Waiters):
                 position, "arrived", pause=lambda at: 0.0 if at >= sequence else float("inf"), timeout=timeout
             )
         else:
-            self.take_records(ids, await gathered(self.read_work, ids))
+            self.take_records(ids, await gathered(self.read_if_readable, ids))
 
     async def read_directly(self, ids: Sequence[str]) -> list[Record]:
         """The records of these items as some server has them, which may be a moment behind the stream's leader."""
@@ -471,16 +472,49 @@ class State(Waiters):
             raise StoreCorruptError(shown, f"{missing[0]} is missing", "requeue or discard the assignment")
         return b"".join(one.body for one in found if one is not None)
 
-    async def read_work(self, work_id: str) -> Record:
-        """The record of an item as the stream's leader has it."""
+    async def read_if_readable(self, work_id: str) -> Record:
+        """The record of an item as the stream's leader has it; none for one that cannot be read."""
         message = await last_message(self.connection, self.names.state, self.names.any_work(work_id))
         return (None, 0, "") if message is None else _record(message)
 
+    async def read_work(self, work_id: str) -> Record:
+        """The record of an item as the stream's leader has it; an error for one that cannot be read."""
+        message = await last_message(self.connection, self.names.state, self.names.any_work(work_id))
+        if message is None:
+            return None, 0, ""
+        found = _record(message)
+        if message.body and found[0] is None:
+            raise unreadable(self.connection, message)
+        return found
+
+
+@lru_cache(maxsize=256)
+def _warn_of(subject: str, sequence: int, problem: str) -> None:
+    """Say once that a record is left out."""
+    text = "record %s (sequence %s) cannot be read and is left out (%s); reefknot store check names all of them"
+    logger().warning(text, printable(subject, most=200), sequence, printable(problem, most=200))
+
+
+def unreadable(connection: Connection, message: StreamMessage) -> StoreCorruptError:
+    """The error of a record that is asked for by its name and cannot be read."""
+    subject = printable(message.subject, most=200)
+    problem = f"its record {subject} (sequence {message.sequence}) cannot be read"
+    return StoreCorruptError(connection.options.shown, problem, f"reefknot store forget-record {subject} removes it")
+
+
+def readable(message: StreamMessage) -> StoredItem | None:
+    """The work in a message; None, and a warning, where it cannot be read."""
+    try:
+        return json.decode(message.body, type=StoredItem)
+    except msgspec.DecodeError as error:
+        _warn_of(message.subject, message.sequence, str(error))
+        return None
+
 
 def _record(message: StreamMessage) -> Record:
-    if not message.body:
-        return None, message.sequence, ""
-    return json.decode(message.body, type=StoredItem), message.sequence, message.subject
+    """The record in a message. One that cannot be read counts as none, with its revision."""
+    stored = readable(message) if message.body else None
+    return stored, message.sequence, "" if stored is None else message.subject
 
 
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)

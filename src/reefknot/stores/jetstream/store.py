@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import count
@@ -21,14 +21,14 @@ from msgspec import json
 from reefknot.clock import SteadyClock
 from reefknot.core.clock import Clock
 from reefknot.core.time import Moment
-from reefknot.errors import ReefknotError, StoreError, StoreReplacedError
+from reefknot.errors import OperationError, ReefknotError, StoreError, StoreReplacedError
 from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.queue.port.quarantine import QuarantineStore
 from reefknot.runtime.forks import FORKS, opened_before_fork
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.tasks import Services
 from reefknot.stores.jetstream.audit_log import JetStreamAuditLog
-from reefknot.stores.jetstream.commits import Commits
+from reefknot.stores.jetstream.commits import Batch, Commits
 from reefknot.stores.jetstream.connection import (
     ADVISORY,
     Connection,
@@ -38,6 +38,7 @@ from reefknot.stores.jetstream.connection import (
 )
 from reefknot.stores.jetstream.control import JetStreamControl, JetStreamValues
 from reefknot.stores.jetstream.events import AuditWriter
+from reefknot.stores.jetstream.examination import problem_in, unreadable_records
 from reefknot.stores.jetstream.idempotency import JetStreamIdempotencyStore
 from reefknot.stores.jetstream.leases import JetStreamLeases
 from reefknot.stores.jetstream.reads import last_message
@@ -60,6 +61,9 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.subscription import Subscription
 
+    from reefknot.audit.port import AuditEntry
+    from reefknot.stores.port.engines import RecordsReport, UnreadableRecord
+
 ALIGN_EVERY_S = 30.0
 MOST_SWEPT = 10_000
 SWEEP_EVERY = 20
@@ -70,6 +74,8 @@ LOOKS, AGAIN_S = 3, 0.15
 NOTE_S = 30 * 86_400
 """How long the note stays that a store was restored."""
 _HARMLESS = tuple(f"{ADVISORY}STREAM.{one}." for one in ("SNAPSHOT_CREATE", "SNAPSHOT_COMPLETE", "UPDATED"))
+CHECK_S = 600.0
+"""How long all records are read, at most."""
 CLOCK_STEP_S = 0.05
 """Differences to the server's time below this come from the network, and are ignored."""
 
@@ -202,6 +208,29 @@ class JetStreamStore:
     async def newest_record_at(self) -> int | None:
         found = [self.state.table.newest_at, await self.idempotency.newest_at(), await self.audit.newest_at()]
         return max((at for at in found if at is not None), default=None)
+
+    async def check_records(self) -> RecordsReport:
+        return await unreadable_records(self.connection, self.names, CHECK_S)
+
+    async def forget_record(self, subject: str, *, events: Sequence[AuditEntry], dry_run: bool) -> UnreadableRecord:
+        prefix, is_plain = f"{self.names.name}.", not any(one in subject for one in "*> \t\r\n")
+        message = None
+        if subject.startswith(prefix) and is_plain:
+            message = await last_message(self.connection, self.names.state, subject)
+        if message is None or not message.body:
+            raise OperationError(f"there is no record {subject}; `reefknot store check` names them", "not_found")
+        problem = problem_in(message)
+        if not problem:
+            raise OperationError(f"{subject} can be read, and stays: it is removed with what it belongs to", "conflict")
+        found = UnreadableRecord(subject, message.sequence, problem)
+        if not dry_run:
+
+            def run(batch: Batch, now: Moment) -> None:
+                batch.add(Message(subject, b"", found.sequence, ttl=1))
+                batch.events += events
+
+            await self._commits.change(run)
+        return found
 
     def transport(self, *, keeps_shared: bool = False) -> JetStreamTransport:
         most = self.options.max_shared_assignments

@@ -22,11 +22,13 @@ which the server removes after a while, and its new one the record, always in th
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
+from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import DecodeError, Struct, json
 
@@ -40,8 +42,8 @@ from reefknot.errors import (
 )
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.runtime.log import error_text, logger, printable
-from reefknot.stores.jetstream.connection import REQUEST_S, Connection, NobodyThereError, RefusedError, patiently
-from reefknot.stores.jetstream.wire import NOT_FOUND
+from reefknot.stores.jetstream.connection import REQUEST_S, Connection, NobodyThereError, RefusedError
+from reefknot.stores.jetstream.wire import NOT_FOUND, PASSING
 
 OPEN = "open"
 ASKED_S = 1.0
@@ -168,6 +170,38 @@ long as the stream refuses what does not fit instead of discarding old records.
 """
 LOSES = {"max_age": 0, "max_msgs": -1, "subject_delete_marker_ttl": 0, "sealed": False}
 """Settings under which a stream would lose records or break reads, with the values they must have."""
+
+
+ELECTION_S, PATIENCE_S = 30.0, 5.0
+"""How long a request is repeated while a cluster elects a leader, and elsewhere."""
+R = TypeVar("R")
+
+
+async def patiently(connection: Connection, ask: Callable[[], Awaitable[R]]) -> R:
+    """Ask again while the server is away or a stream has no leader, for a while."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while True:
+        try:
+            return await ask()
+        except StoreReplacedError:
+            raise
+        except StoreUnavailableError as error:
+            if connection.failure is not None:
+                raise connection.failure from None
+            if isinstance(error, StorePermissionError | StoreMissingError) or connection.is_closed:
+                raise
+            # Whether a watched stream that is not found is gone, its watch says in a moment.
+            is_passing = isinstance(error, RefusedError) and (
+                error.number in PASSING or (error.number == NOT_FOUND and connection.is_watched)
+            )
+            if isinstance(error, RefusedError) and not is_passing:
+                raise
+            is_election = connection.is_up and connection.cluster is not None
+            if loop.time() - began >= (ELECTION_S if is_election else PATIENCE_S):
+                raise
+        await connection.wait_until_up(PATIENCE_S)
+        await asyncio.sleep(0.05)
 
 
 class StreamInfo(Struct):

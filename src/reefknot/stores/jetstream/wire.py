@@ -15,7 +15,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, json
 
@@ -271,6 +271,36 @@ def insist_on_tls(client: Client) -> None:
 def _is_not_about_eof(record: logging.LogRecord) -> bool:
     """Whether a warning of asyncio is not the one that it logs at the end of every TLS connection of nats-py."""
     return "eof_received() has no effect when using ssl" not in record.msg
+
+
+class TlsFiles(Protocol):
+    """How a client proves who it is, and whom it trusts."""
+
+    @property
+    def servers(self) -> Sequence[str]: ...
+    @property
+    def shown(self) -> str: ...
+    @property
+    def tls_ca(self) -> str | None: ...
+    @property
+    def tls_certificate(self) -> str | None: ...
+    @property
+    def tls_key(self) -> str | None: ...
+
+
+def tls_of(options: TlsFiles) -> ssl.SSLContext | None:
+    """The TLS of a client; None where it is the server's choice."""
+    if not (options.tls_ca or options.tls_certificate or options.servers[0].startswith("tls:")):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=options.tls_ca)
+        if options.tls_certificate:
+            context.load_cert_chain(options.tls_certificate, options.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        problem = f"its TLS files cannot be used ({error_text(error)})"
+        way_out = "check nats.tls_ca, nats.tls_certificate and nats.tls_key"
+        raise StoreUnavailableError(options.shown, problem, way_out) from error
+    return context
 
 
 def line_of(subject: str, body: bytes, headers: Mapping[str, str] | None = None, reply: str = "") -> bytes:
