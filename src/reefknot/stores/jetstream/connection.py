@@ -52,6 +52,7 @@ from reefknot.stores.jetstream.wire import (
     answer_in,
     as_heard,
     batch_lines,
+    check_server,
     close_quietly,
     cluster_of,
     explained,
@@ -71,14 +72,10 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.subscription import Subscription
 
-OLDEST_SERVER = (2, 12, 0)
-"""The first version with atomic batches and time limits of single messages."""
 PING_EVERY_S = 2
 RECONNECT_EVERY_S = 0.2
 REQUEST_S = 5.0
 BUFFERED_BYTES = 16 << 20
-LEAST_PAYLOAD = 640 << 10
-"""Bytes of a message that the server must take: parts of large payloads and results have 512 KiB."""
 DEFAULT_NAME = "reefknot"
 JETSTREAM_OFF = "start the server with -js, or enable JetStream for this account"
 NOT_JETSTREAM = "its answer is not one of JetStream's", "check that it is a NATS server"
@@ -204,7 +201,7 @@ class Connection:
         self._client = client
         self._up_since = asyncio.get_running_loop().time()
         try:
-            self._check_server(client)
+            check_server(client, self.options.shown)
         except StoreVersionError:
             await self.close()
             raise
@@ -218,18 +215,6 @@ class Connection:
                 logger().error(
                     "the connection to %s was cancelled from outside; its tasks are restarted", self.options.shown
                 )
-
-    def _check_server(self, client: Client) -> None:
-        version = client.connected_server_version
-        found = (version.major, version.minor, version.patch)
-        if found < OLDEST_SERVER:
-            oldest, shown = (".".join(map(str, one)) for one in (OLDEST_SERVER, found))
-            problem = f"its server has version {shown}, and {oldest} or later is needed"
-            raise StoreVersionError(self.options.shown, problem, "update the NATS server")
-        if client.max_payload < LEAST_PAYLOAD:
-            problem = f"its server takes messages of {client.max_payload} bytes, and {LEAST_PAYLOAD} are needed"
-            way_out = "raise max_payload of the server; its default of 1 MB is enough"
-            raise StoreVersionError(self.options.shown, problem, way_out)
 
     def _settings(self) -> dict[str, Any]:
         options = self.options

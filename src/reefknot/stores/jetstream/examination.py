@@ -135,13 +135,8 @@ async def _store_findings(connection: Connection, open_jobs: int | None) -> list
     findings = [_settings(info, wanted), _bound(info, options.max_bytes), _replicas(info, options.replicas)]
     try:
         number = await _open_jobs(connection, names) if open_jobs is None else open_jobs
-        return [
-            *findings,
-            await _clock(connection, name),
-            _mirror(number),
-            *await _restored(connection, names),
-            await _readable(connection, names),
-        ]
+        findings += [await _clock(connection, name), _mirror(number)]
+        return [*findings, *await _restored(connection, names), await _readable(connection, names)]
     except (StoreError, TimeoutError) as error:
         way_out = "check the server's load and log"
         return [*findings, Finding("records", "problem", error_text(error), way_out, "unreachable")]
@@ -238,7 +233,7 @@ _READERS: dict[str, Callable[[bytes], object]] = {
 
 
 def problem_in(message: StreamMessage) -> str:
-    """What is wrong with a record; empty when it can be read, is a tombstone, or is of another kind."""
+    """The mistake in a record; empty when it can be read, is a tombstone, or is of another kind."""
     branch = message.subject.split(".", 2)[1]
     if not message.body or "Reefknot-Parts" in message.headers:
         return ""
@@ -269,7 +264,7 @@ async def unreadable_records(connection: Connection, names: Names, seconds: floa
 
 
 async def _readable(connection: Connection, names: Names) -> Finding:
-    """Whether the records can be read: the first ones that cannot, by subject and sequence."""
+    """The first ones that cannot, by subject and sequence."""
     report = await unreadable_records(connection, names, READING_S)
     text = f"{report.read} records were read" + (
         "" if report.is_whole else ", not all of them: `store check` does that"

@@ -27,7 +27,7 @@ from msgspec import Struct, json, structs
 
 from reefknot.core.clock import Clock
 from reefknot.core.time import Moment, Timeline, milliseconds
-from reefknot.errors import StoreCorruptError
+from reefknot.errors import ParameterError, StoreCorruptError
 from reefknot.queue.model.submission import Capacity, ServiceTime, SubmissionRules
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.control import SILENT_KEPT_S, Command, StatusReport
@@ -48,6 +48,8 @@ from reefknot.stores.work_in_memory.table import WorkTable
 
 MOST_ENDED = 1000
 INLINE_PAYLOAD, INLINE_RESULT, PART = 4096, 64 << 10, 512 << 10
+MOST_TOGETHER = 880
+"""Records of one submission; a batch has room for 900, with those of classes and events."""
 Kept = tuple[str, int, int]
 
 
@@ -486,6 +488,18 @@ class State(Waiters):
         if message.body and found[0] is None:
             raise unreadable(self.connection, message)
         return found
+
+
+def check_fits(items: Sequence[WorkItem]) -> None:
+    """Refuse items that no batch holds together: kept in several, they would not be one transaction."""
+    large = [len(item.payload) for item in items if len(item.payload) > INLINE_PAYLOAD]
+    records = len(items) + sum(size // PART + 1 for size in large)
+    if records > MOST_TOGETHER:
+        accepted = (
+            f"one transaction on NATS has at most {MOST_TOGETHER} records, one for each job and for each 512 KiB of "
+            "inputs that are larger than 4 KiB; submit them in several calls, such as 500 jobs at a time"
+        )
+        raise ParameterError("items", f"{len(items)} jobs, {records} records", accepted)
 
 
 @lru_cache(maxsize=256)

@@ -51,6 +51,10 @@ WRONG_LAST = frozenset({10071, 10164})
 NO_JETSTREAM = frozenset({10039, 10076, 10035})
 NO_TLS = "the server does not ask for TLS"
 DENIED = "permissions violation"
+OLDEST_SERVER = (2, 12, 0)
+"""The first version with atomic batches and time limits of single messages."""
+LEAST_PAYLOAD = 640 << 10
+"""Bytes of a message that the server must take: parts of large payloads and results have 512 KiB."""
 _VERSION = "NATS/1.0"
 _STATUS = len(_VERSION)
 Written = tuple[str, bytes, dict[str, str]]
@@ -273,8 +277,21 @@ def _is_not_about_eof(record: logging.LogRecord) -> bool:
     return "eof_received() has no effect when using ssl" not in record.msg
 
 
+def check_server(client: Client, store: str) -> None:
+    """Refuse a server that is too old, or takes small messages only."""
+    version = client.connected_server_version
+    found = (version.major, version.minor, version.patch)
+    if found < OLDEST_SERVER:
+        oldest, shown = (".".join(map(str, one)) for one in (OLDEST_SERVER, found))
+        problem = f"its server has version {shown}, and {oldest} or later is needed"
+        raise StoreVersionError(store, problem, "update the NATS server")
+    if client.max_payload < LEAST_PAYLOAD:
+        problem = f"its server takes messages of {client.max_payload} bytes, and {LEAST_PAYLOAD} are needed"
+        raise StoreVersionError(store, problem, "raise max_payload of the server; its default of 1 MB is enough")
+
+
 class TlsFiles(Protocol):
-    """How a client proves who it is, and whom it trusts."""
+    """Files by which a client and a server know each other."""
 
     @property
     def servers(self) -> Sequence[str]: ...

@@ -18,7 +18,6 @@ from msgspec import structs
 
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
-from reefknot.errors import ParameterError
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.failure_groups import FailureGroups
@@ -51,7 +50,7 @@ from reefknot.stores.jetstream.reads import (
     stored_now,
 )
 from reefknot.stores.jetstream.remote_submissions import RemoteSubmissions
-from reefknot.stores.jetstream.state import INLINE_PAYLOAD, PART, State, StoredItem, readable
+from reefknot.stores.jetstream.state import State, StoredItem, check_fits, readable
 from reefknot.stores.jetstream.streams import OPEN, token_of
 from reefknot.stores.work_in_memory.queue import TableWorkQueue
 from reefknot.stores.work_in_memory.table import WorkTable
@@ -60,8 +59,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 MOST_HELD = 300
 """Held items that one change is about: each takes up to two messages, and a batch has room for 900."""
-MOST_TOGETHER = 880
-"""Records of one submission; a batch has room for 900, with those of classes and events."""
 PAGE = 100
 """Items that an operator's action changes in one batch."""
 MOST_READ = 500
@@ -185,7 +182,7 @@ class JetStreamWorkQueue(TableWorkQueue):
     async def enqueue(
         self, items: Sequence[WorkItem], terms: Enqueue = FREELY, *, events: Sequence[AuditEntry] = ()
     ) -> list[Enqueued | Reject]:
-        self._check_fits(items)
+        check_fits(items)
         may_be_kept, asked_at = False, self.state.now().wall
         if terms.rules is not None and not self.state.mirrors_all:
             if not terms.owner and not events and not self._remote.serves:
@@ -195,18 +192,6 @@ class JetStreamWorkQueue(TableWorkQueue):
             await self.state.mirror()
         kept = await super().enqueue(items, terms, events=events)
         return await self._without_own(items, kept, asked_at - SKEW_MS) if may_be_kept else kept
-
-    def _check_fits(self, items: Sequence[WorkItem]) -> None:
-        """Refuse items that no batch holds together: kept in several, they would not be one transaction."""
-        records = len(items) + sum(
-            len(item.payload) // PART + 1 for item in items if len(item.payload) > INLINE_PAYLOAD
-        )
-        if records > MOST_TOGETHER:
-            accepted = (
-                f"one transaction on NATS has at most {MOST_TOGETHER} records, one for each job and for each 512 KiB "
-                "of inputs that are larger than 4 KiB; submit them in several calls, such as 500 jobs at a time"
-            )
-            raise ParameterError("items", f"{len(items)} jobs, {records} records", accepted)
 
     async def _without_own(
         self, items: Sequence[WorkItem], answers: Sequence[Enqueued | Reject], since: int
