@@ -234,8 +234,7 @@ class State(Waiters):
             else:
                 self._apply_pool(message)
         except msgspec.DecodeError as error:
-            text = printable(f"{message.subject} {message.sequence}: {error}", most=300)
-            logger().error("a record of the state stream is unreadable and ignored (%s)", text)
+            _warn_of(message.subject, message.sequence, str(error))
         self.wake("arrived")
 
     def _apply_work(self, message: StreamMessage) -> None:

@@ -56,13 +56,13 @@ from reefknot.stores.jetstream.streams import (
 from reefknot.stores.jetstream.transport import JetStreamTransport
 from reefknot.stores.jetstream.wire import NOT_FOUND, Heard
 from reefknot.stores.jetstream.work import JetStreamWorkQueue
+from reefknot.stores.port.engines import RecordsReport, UnreadableRecord
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.subscription import Subscription
 
     from reefknot.audit.port import AuditEntry
-    from reefknot.stores.port.engines import RecordsReport, UnreadableRecord
 
 ALIGN_EVERY_S = 30.0
 MOST_SWEPT = 10_000
