@@ -392,6 +392,12 @@ def _watch_nothing() -> None:
     StoreWatch.look = look  # type: ignore[method-assign]
 
 
+def _wait_for_no_election() -> None:
+    from reefknot.stores.jetstream import streams
+
+    streams.ELECTION_S = streams.PATIENCE_S = 1.0
+
+
 def _look_for_no_batch() -> None:
     from reefknot.stores.jetstream.commits import Commits
 
@@ -438,6 +444,7 @@ FLAWS: dict[str, Callable[[], None]] = {
     "nobody looks at the fence": _look_at_no_fence,
     "nobody looks for a batch": _look_for_no_batch,
     "nobody watches the store": _watch_nothing,
+    "nobody waits for an election": _wait_for_no_election,
     "ends are not announced": _announce_no_ends,
     "repeated and swapped": _repeat_and_swap,
     "repeats are new": _take_repeats_for_new,
