@@ -12,7 +12,7 @@ import pytest
 
 from reefknot.audit.port import AuditQuery
 from reefknot.console.nats_servers import NatsServer
-from reefknot.errors import OperationError, ParameterError, StoreCorruptError
+from reefknot.errors import OperationError, StoreCorruptError, StoreFullError
 from reefknot.queue.model.work import WorkItem
 from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.runtime.clocks import SystemClock
@@ -145,7 +145,7 @@ async def test_the_commands_name_and_remove_it(tmp_path: Path, store: JetStreamS
 
 
 async def test_more_items_than_one_batch_holds_are_refused_with_the_limit(store: JetStreamStore) -> None:
-    with pytest.raises(ParameterError, match=r"900 jobs, 900 records.*at most 880 .*500 jobs at a time"):
+    with pytest.raises(StoreFullError, match=r"900 jobs have 900 records, .*at most 880: .*500 jobs in each call"):
         await store.work.enqueue([WorkItem(f"m{number}", "t", "cpu") for number in range(900)])
     assert await store.work.get("m0") is None
     await store.work.enqueue([WorkItem(f"m{number}", "t", "cpu") for number in range(880)])

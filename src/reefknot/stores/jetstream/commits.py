@@ -401,7 +401,7 @@ class Commits:
                 return last.sequence if last is not None and last.headers.get(COMMIT_HEADER) == commit_id else None
             except StoreUnavailableError as error:
                 if self._connection.is_closed:
-                    raise
+                    raise self._connection.failure or error from None
                 self._say_waiting(1, error)
                 await self._connection.wait_until_up(1.0)
                 await asyncio.sleep(0.1)

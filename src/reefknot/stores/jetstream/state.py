@@ -27,7 +27,7 @@ from msgspec import Struct, json, structs
 
 from reefknot.core.clock import Clock
 from reefknot.core.time import Moment, Timeline, milliseconds
-from reefknot.errors import ParameterError, StoreCorruptError
+from reefknot.errors import StoreCorruptError, StoreFullError
 from reefknot.queue.model.submission import Capacity, ServiceTime, SubmissionRules
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.control import SILENT_KEPT_S, Command, StatusReport
@@ -489,16 +489,16 @@ class State(Waiters):
         return found
 
 
-def check_fits(items: Sequence[WorkItem]) -> None:
+def check_fits(items: Sequence[WorkItem], store: str) -> None:
     """Refuse items that no batch holds together: kept in several, they would not be one transaction."""
     large = [len(item.payload) for item in items if len(item.payload) > INLINE_PAYLOAD]
     records = len(items) + sum(size // PART + 1 for size in large)
     if records > MOST_TOGETHER:
-        accepted = (
-            f"one transaction on NATS has at most {MOST_TOGETHER} records, one for each job and for each 512 KiB of "
-            "inputs that are larger than 4 KiB; submit them in several calls, such as 500 jobs at a time"
+        problem = (
+            f"{len(items)} jobs have {records} records, and one transaction on NATS has at most {MOST_TOGETHER}: one for "
+            "each job, and one for each 512 KiB of inputs that are larger than 4 KiB"
         )
-        raise ParameterError("items", f"{len(items)} jobs, {records} records", accepted)
+        raise StoreFullError(store, problem, "make it in smaller parts, such as 500 jobs in each call")
 
 
 @lru_cache(maxsize=256)

@@ -182,7 +182,7 @@ class JetStreamWorkQueue(TableWorkQueue):
     async def enqueue(
         self, items: Sequence[WorkItem], terms: Enqueue = FREELY, *, events: Sequence[AuditEntry] = ()
     ) -> list[Enqueued | Reject]:
-        check_fits(items)
+        check_fits(items, self.state.connection.options.shown)
         may_be_kept, asked_at = False, self.state.now().wall
         if terms.rules is not None and not self.state.mirrors_all:
             if not terms.owner and not events and not self._remote.serves:
