@@ -495,8 +495,8 @@ def check_fits(items: Sequence[WorkItem], store: str) -> None:
     records = len(items) + sum(size // PART + 1 for size in large)
     if records > MOST_TOGETHER:
         problem = (
-            f"{len(items)} jobs have {records} records, and one transaction on NATS has at most {MOST_TOGETHER}: one for "
-            "each job, and one for each 512 KiB of inputs that are larger than 4 KiB"
+            f"{len(items)} jobs have {records} records, and one transaction on NATS has at most {MOST_TOGETHER}: one "
+            "for each job, and one for each 512 KiB of inputs that are larger than 4 KiB"
         )
         raise StoreFullError(store, problem, "make it in smaller parts, such as 500 jobs in each call")
 
