@@ -117,6 +117,7 @@ class Client:
     """A client of the model, with the surface of nats-py's that `Connection` uses."""
 
     connected_server_version = SimpleNamespace(major=2, minor=12, patch=0)
+    _server_info: Mapping[str, Any] = {"cluster": "model", "jetstream": True}
     max_payload = 1 << 20
     _flush_queue: asyncio.Queue[Any] | None = None
     """None: what is written is on its way at once."""
