@@ -249,7 +249,7 @@ def problem_in(message: StreamMessage) -> str:
 
 
 async def unreadable_records(connection: Connection, names: Names, seconds: float) -> RecordsReport:
-    """The records that cannot be read, looked for during so many seconds."""
+    """The records that cannot be read, looked for at most this number of seconds."""
     loop = asyncio.get_running_loop()
     ends, number, found = loop.time() + seconds, 0, list[UnreadableRecord]()
     filters = [f"{names.name}.{branch}.>" for branch in (*_READERS, "audit")]
