@@ -224,6 +224,7 @@ def _end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[1])
+    root = Path(__file__).parents[1]
+    sys.path[:1] = [str(root), str(root / "src")]  # the sources of this checkout, wherever reefknot is installed from
     _import_everything()
     _become(_forked(socket.socket(fileno=int(sys.argv[1]))))

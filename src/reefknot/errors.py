@@ -25,7 +25,7 @@ The error tree: every exception that reefknot raises.
     │   │   ├── StoreLockedError           another process kept the store locked for too long
     │   │   ├── StorePermissionError       this user may not read or write the store
     │   │   ├── StoreMissingError          there is no store at the address
-    │   │   └── StoreReplacedError         the store's file was deleted, moved or replaced while it was open
+    │   │   └── StoreReplacedError         the store was deleted, replaced or restored while it was open
     │   ├── StoreFullError                 the disk or the store is full
     │   ├── StoreCorruptError              the stored data is damaged
     │   └── StoreVersionError              the store has another version, or is not a reefknot store
@@ -298,7 +298,7 @@ class StoreMissingError(StoreUnavailableError):
 
 
 class StoreReplacedError(StoreUnavailableError):
-    """The store's file was deleted, moved or replaced while it was open; no further write is made."""
+    """The store was deleted, moved, replaced or restored while it was open; no further write is made."""
 
 
 class StoreFullError(StoreError):

@@ -46,8 +46,8 @@ def large(inputs, context):
 """
 TOO_OLD = """
 import sys
-from reefknot.stores.jetstream import connection
-connection.OLDEST_SERVER = (99, 0, 0)
+from reefknot.stores.jetstream import wire
+wire.OLDEST_SERVER = (99, 0, 0)
 from reefknot.console.cli import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -87,8 +87,9 @@ class Parts:
     async def start(self, name: str, *, url: str = "", flaw: str = "none") -> None:
         """Start a part, `router-1` or `worker-2`; returns when it says that it is ready."""
         kind = name.partition("-")[0]
-        words = [kind, "start", f"--{kind}-id", name, "--engine", url or self.url]
-        words += ["--module", "noting"] if kind == "worker" else []
+        starts = {"up": ["up"], "dashboard": ["dashboard", "--port", "0"]}
+        words = starts.get(kind, [kind, "start", f"--{kind}-id", name])
+        words = [*words, "--engine", url or self.url, *(["--module", "noting"] if kind in ("worker", "up") else [])]
         log = self.folder / f"{name}.log"
         log.unlink(missing_ok=True)
         program = ["tests.faults.nats_system", flaw, *words, "--log-level", "info"]
@@ -97,9 +98,19 @@ class Parts:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
             self._processes[name] = WarmCommand(program, cwd=self.folder, env=environment, **streams)
         async with asyncio.timeout(READY_S):
-            while " is ready" not in self.log(name):
+            while not any(word in self.log(name) for word in (" is ready", "serving ", "Ctrl-C")):
                 assert self._processes[name].poll() is None, self.log(name)
                 await asyncio.sleep(0.05)
+
+    async def ended(self, name: str, within: float) -> int:
+        """The exit code of a part that ends by itself; an error when it runs for longer."""
+        async with asyncio.timeout(within):
+            while (code := self._processes[name].poll()) is None:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.02)
+        return code
+
+    def is_running(self, name: str) -> bool:
+        return self._processes[name].poll() is None
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -371,6 +382,22 @@ def _look_at_no_fence() -> None:
     JetStreamWorkQueue.settle = settle_anyway  # type: ignore[method-assign]
 
 
+def _watch_nothing() -> None:
+    """The stream may be gone: no process looks."""
+    from reefknot.stores.jetstream.store import StoreWatch
+
+    async def look(self: StoreWatch) -> None:
+        self._connection.trust(True)
+
+    StoreWatch.look = look  # type: ignore[method-assign]
+
+
+def _wait_for_no_election() -> None:
+    from reefknot.stores.jetstream import streams
+
+    streams.ELECTION_S = streams.PATIENCE_S = 1.0
+
+
 def _look_for_no_batch() -> None:
     from reefknot.stores.jetstream.commits import Commits
 
@@ -416,6 +443,8 @@ FLAWS: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "nobody looks at the fence": _look_at_no_fence,
     "nobody looks for a batch": _look_for_no_batch,
+    "nobody watches the store": _watch_nothing,
+    "nobody waits for an election": _wait_for_no_election,
     "ends are not announced": _announce_no_ends,
     "repeated and swapped": _repeat_and_swap,
     "repeats are new": _take_repeats_for_new,

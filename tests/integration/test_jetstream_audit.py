@@ -19,9 +19,10 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream import audit_log, commits, events
 from reefknot.stores.jetstream.audit_log import JetStreamAuditLog
-from reefknot.stores.jetstream.connection import Connection, UnansweredError
+from reefknot.stores.jetstream.connection import Connection
 from reefknot.stores.jetstream.events import Pack
 from reefknot.stores.jetstream.reads import StreamMessage, last_message, scan
+from reefknot.stores.jetstream.requests import UnansweredError
 from reefknot.stores.jetstream.store import JetStreamStore
 from reefknot.stores.opening import open_store
 from reefknot.testing.conformance.harness import event, event_types

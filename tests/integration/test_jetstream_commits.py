@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from reefknot.console.nats_servers import HOST, NatsServer
-from reefknot.errors import StoreUnavailableError
+from reefknot.errors import StoreReplacedError, StoreUnavailableError
 from reefknot.idempotency.model import Claimed, Done, KeyRecord, KeyState
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.work import WorkDone, WorkItem
@@ -22,7 +22,8 @@ from reefknot.queue.port.work_queue import Enqueue, Enqueued, Settlement, WorkCl
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.jetstream import JetStreamStore
 from reefknot.stores.jetstream.commits import Commits
-from reefknot.stores.jetstream.connection import Connection, NatsOptions, UnansweredError
+from reefknot.stores.jetstream.connection import Connection, NatsOptions
+from reefknot.stores.jetstream.requests import UnansweredError
 from reefknot.stores.jetstream.state import Message, State
 from reefknot.stores.jetstream.store import sweep_blobs
 from reefknot.testing.conformance.harness import event, event_types, required
@@ -240,8 +241,9 @@ async def test_a_payload_without_a_record_is_swept_and_others_stay(one: JetStrea
 
 async def test_a_stream_that_is_gone_is_said_and_not_waited_for(one: JetStreamStore) -> None:
     await one.connection.api(f"STREAM.DELETE.{one.names.state}")
-    with pytest.raises(StoreUnavailableError, match=rf"its stream {one.names.state} is gone"):
+    with pytest.raises(StoreReplacedError, match=rf"its stream {one.names.state} was deleted while it was open"):
         await one.work.enqueue([item("w")])
+    assert isinstance(one.failure, StoreReplacedError)
 
 
 async def test_a_closed_store_says_so(one: JetStreamStore) -> None:

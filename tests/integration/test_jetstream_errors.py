@@ -14,8 +14,9 @@ from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import ParameterError, StorePermissionError, StoreUnavailableError, StoreVersionError
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.jetstream import JetStreamStore, options_from_url, streams
-from reefknot.stores.jetstream.connection import Connection, RefusedError, UnansweredError
-from reefknot.stores.jetstream.streams import NO_LEADER
+from reefknot.stores.jetstream.connection import Connection
+from reefknot.stores.jetstream.requests import RefusedError, UnansweredError
+from reefknot.stores.jetstream.wire import NO_LEADER
 from reefknot.stores.opening import open_store
 from reefknot.testing.conformance.harness import event
 
@@ -166,6 +167,10 @@ async def test_an_opening_store_waits_for_an_election(silence: StoreUnavailableE
             raise answer
         return bytes(answer)
 
-    options = SimpleNamespace(patience=0.0)
-    await streams._patient_info(cast(Connection, SimpleNamespace(api=api, options=options)), "s_state")
+    async def wait_until_up(timeout: float) -> bool:
+        return True
+
+    facts = {"failure": None, "is_closed": False, "is_up": True, "cluster": "three"}
+    connection = SimpleNamespace(api=api, wait_until_up=wait_until_up, **facts)
+    await streams.patient_info(cast(Connection, connection), "s_state")
     assert answers == []

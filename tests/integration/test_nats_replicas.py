@@ -11,7 +11,7 @@ from reefknot.stores.jetstream import assignments
 from reefknot.stores.jetstream.connection import options_from_url
 from reefknot.stores.jetstream.examination import server_findings
 from reefknot.stores.jetstream.store import JetStreamStore
-from reefknot.stores.jetstream.streams import _patient_info
+from reefknot.stores.jetstream.streams import patient_info
 from reefknot.stores.opening import open_store
 from reefknot.stores.port.engines import ExamineOptions
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.real_time
 async def copies(store: JetStreamStore) -> dict[str, int]:
     """The number of copies of each stream of a store; one whose copies are being changed may have no leader."""
     streams = {branch: f"{store.options.name}_{branch}" for branch in ("state", "assign")}
-    found = {branch: await _patient_info(store.connection, name) for branch, name in streams.items()}
+    found = {branch: await patient_info(store.connection, name) for branch, name in streams.items()}
     return {branch: info.config["num_replicas"] for branch, info in found.items()}
 
 

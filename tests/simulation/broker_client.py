@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from nats import errors
 from nats.aio.msg import Msg
@@ -117,13 +117,13 @@ class Client:
     """A client of the model, with the surface of nats-py's that `Connection` uses."""
 
     connected_server_version = SimpleNamespace(major=2, minor=12, patch=0)
+    _server_info: Mapping[str, Any] = {"cluster": "model", "jetstream": True}
     max_payload = 1 << 20
     _flush_queue: asyncio.Queue[Any] | None = None
     """None: what is written is on its way at once."""
     _reconnection_task = _transport = _reading_task = _ping_interval_task = _flusher_task = None
     """It reconnects within its methods, and opens no socket."""
     is_reconnecting = False
-    _server_info: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker

@@ -14,7 +14,7 @@ from reefknot.queue.port.work_queue import Enqueued
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.jetstream import JetStreamStore
 from reefknot.stores.jetstream.commits import ConflictError
-from reefknot.stores.jetstream.connection import UnansweredError
+from reefknot.stores.jetstream.requests import UnansweredError
 from reefknot.testing import conformance
 from reefknot.testing.conformance.harness import event, event_types
 from tests.conformance.ends import harness_of, two_ends

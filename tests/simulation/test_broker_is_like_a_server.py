@@ -12,7 +12,7 @@ from msgspec import json
 
 from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import StoreFullError
-from reefknot.stores.jetstream.connection import Connection, RefusedError, options_from_url
+from reefknot.stores.jetstream.connection import Connection, options_from_url
 from reefknot.stores.jetstream.reads import (
     EVERYTHING,
     LATEST,
@@ -24,6 +24,7 @@ from reefknot.stores.jetstream.reads import (
     page,
     scan,
 )
+from reefknot.stores.jetstream.requests import RefusedError
 from tests.simulation.broker import Broker
 from tests.simulation.broker_streams import EXPECTED, LAST, OVER
 

@@ -19,9 +19,9 @@ from reefknot.idempotency.model import Busy, Claim, Claimed, Done, Hit, KeyRecor
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.jetstream import JetStreamStore, commits, reads
 from reefknot.stores.jetstream.commits import Commits
-from reefknot.stores.jetstream.connection import UnansweredError
 from reefknot.stores.jetstream.idempotency import JetStreamIdempotencyStore
 from reefknot.stores.jetstream.reads import StreamMessage
+from reefknot.stores.jetstream.requests import UnansweredError
 from reefknot.stores.jetstream.state import Message
 from reefknot.testing.conformance.harness import required
 from tests.simulation.broker import NO_FAULTS, Broker, Faults

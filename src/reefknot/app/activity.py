@@ -23,10 +23,11 @@ from reefknot.audit.metrics import COARSE, STEP_S, ActivityRecord, EventCounters
 from reefknot.core.clock import Clock
 from reefknot.queue.model.work import WorkState
 from reefknot.queue.port.work_queue import WorkSnapshot
-from reefknot.queue.presence import STORE_S, Status, living_systems, visible_work
+from reefknot.queue.presence import Status, living_systems, visible_work
 from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
+from reefknot.runtime.timeouts import STORE_S
 from reefknot.stores.port import Store, StoredValue
 
 if TYPE_CHECKING:

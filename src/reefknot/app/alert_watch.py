@@ -33,9 +33,10 @@ from reefknot.queue.client import Client
 from reefknot.queue.connect import client_of
 from reefknot.queue.model.wait_reasons import Unserved, WaitCode
 from reefknot.queue.port.work_queue import WorkSnapshot
-from reefknot.queue.presence import STORE_S, Status, living_systems, look_for_gone, unserved_work, visible_work
+from reefknot.queue.presence import Status, living_systems, look_for_gone, unserved_work, visible_work
 from reefknot.runtime.log import RepeatedErrors, error_text, logger
 from reefknot.runtime.tasks import Services
+from reefknot.runtime.timeouts import STORE_S
 from reefknot.stores.port import Store, StoredValue
 
 NAME = "alerts"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from reefknot.core.clock import Clock
 from reefknot.queue.port.control import Command
-from reefknot.queue.presence import STORE_S
 from reefknot.queue.worker.service import Worker
 from reefknot.runtime.log import RepeatedErrors, logger, printable
+from reefknot.runtime.timeouts import STORE_S
 from reefknot.stores.port import Store
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from reefknot.queue.execution.slots import Isolation
 from reefknot.queue.model.messages import ExecAssignment, ExecResult
 from reefknot.queue.model.submission import Capacity
 from reefknot.queue.port.work_queue import Held
-from reefknot.queue.presence import STATUS_EVERY_S, STORE_S, look_for_orphans
+from reefknot.queue.presence import STATUS_EVERY_S, look_for_orphans
 from reefknot.queue.router.service import Router, submit_read
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.router.settings import settings_from as router_settings
@@ -52,7 +52,7 @@ from reefknot.runtime.log import RepeatedErrors, logger, printable
 from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
-from reefknot.runtime.timeouts import AWAY_S, ended, unless_away
+from reefknot.runtime.timeouts import AWAY_S, STORE_S, ended, unless_away
 from reefknot.steps.port import Block, own_classes
 from reefknot.steps.threads import function_threads
 from reefknot.stores.opening import open_store, options_of

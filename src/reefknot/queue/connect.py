@@ -205,7 +205,7 @@ async def connected(address: ClientAddress) -> AsyncIterator[Client]:
         except StoreMissingError:
             if not address.create:
                 raise
-            is_new, nats = True, {**nats, "creates": True}
+            nats = {**nats, "creates": True}
             store = await stack.enter_async_context(open_store(address.url, migrate=False, nats=nats))
         if is_new:
             logger().warning(

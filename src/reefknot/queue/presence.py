@@ -30,14 +30,17 @@ from reefknot.queue.port.control import SILENT_KEPT_S, StatusReport
 from reefknot.queue.port.work_queue import WorkFilter, WorkSnapshot
 from reefknot.runtime.log import RepeatedErrors, logger
 from reefknot.runtime.processes import is_gone, owner_is_gone
+from reefknot.runtime.timeouts import STORE_S
 from reefknot.stores.port import Store
 
 LOOK_S = 1.0
 STATUS_KEPT_S = 5.0
 """How long a status counts as that of a living system."""
-STORE_S = 10.0
 STATUS_EVERY_S = 1.0
 """How often a system publishes its status. It goes stale after `STATUS_KEPT_S`."""
+FAILURE_EVERY_S = 0.25
+LOOKS_PER_FILE = 4
+"""How often it is looked whether a store has failed, and of these looks the one that looks at its file, too."""
 WHOLE_SYSTEMS_ROUTER = "router"
 MOST_HELD = 20
 """Most running jobs that the status of a system names, to show what it held when it died."""
@@ -58,8 +61,12 @@ async def store_failed(store: Store) -> NoReturn:
 
     A failed write shows it. A system that ends writes little, so the file is checked as well.
     """
+    looks = 0
     while (failure := store.failure) is None:
-        await asyncio.sleep(STATUS_EVERY_S)
+        await asyncio.sleep(FAILURE_EVERY_S)
+        looks += 1
+        if looks % LOOKS_PER_FILE or store.path is None:
+            continue
         try:
             async with asyncio.timeout(STORE_S):
                 await store.control.latest()

@@ -12,14 +12,9 @@ from nats.aio.client import Client
 from nats.protocol.command import hpub_cmd, pub_cmd
 
 from reefknot.errors import StoreFullError, StorePermissionError
-from reefknot.stores.jetstream.connection import (
-    Connection,
-    NatsOptions,
-    NobodyThereError,
-    UnansweredError,
-    options_from_url,
-)
+from reefknot.stores.jetstream.connection import Connection, NatsOptions, options_from_url
 from reefknot.stores.jetstream.listeners import Announcement, Line, Listeners
+from reefknot.stores.jetstream.requests import NobodyThereError, UnansweredError
 from reefknot.stores.jetstream.wire import Direct, Heard, batch_lines, hear_directly, line_of, read_headers
 from tests.rows import for_each_row
 

@@ -12,6 +12,7 @@ from reefknot.console.cli.options import STORE, StoreFlags, arg, check_number, c
 from reefknot.console.cli.output import flush_stdout, put_json, say
 from reefknot.console.cli.serve import For, say_address, shutdown_on_signals, until_text
 from reefknot.console.cli.store import StoreAddress, address_of, opened, place_of
+from reefknot.queue.presence import store_failed
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.tasks import until_first_ends
 
@@ -135,7 +136,7 @@ class StoreKeeper:
             try:
                 async with opened(self._address) as store, self._watched(store):
                     self._found(store, first)
-                    await self.lost.wait()
+                    await until_first_ends(self.lost.wait(), store_failed(store))
                     self._say_lost("its connection or its file was lost")
             except Exception as error:
                 if not first.done():

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from reefknot.policy.layers import Tree
     from reefknot.policy.settings import Settings
     from reefknot.stores.port import Store
-    from reefknot.stores.port.engines import FileState, FileStore, StoreFiles
+    from reefknot.stores.port.engines import FileState, FileStore, RecordStore, StoreFiles, UnreadableRecord
 
 R = TypeVar("R")
 
@@ -309,8 +309,14 @@ def create(
 
 @app.command(help_epilogue=examples("store check --engine sqlite:state.db"))
 def check(*, options: StoreFlags = STORE) -> int:
-    """Check the file, its index of keys and the hash chain of its events. Exits with 65 when one is damaged."""
+    """
+    Check the file, its index of keys and the hash chain of its events. Exits with 65 when one is damaged.
+
+    Of a store on NATS all records are read, and those that cannot be read are named.
+    """
     address = address_of(options, looks=True)
+    if not address.has_file:
+        return _check_records(address, json=options.json)
     address.require_file()
     report = with_store(address, lambda store: cast("FileStore", store).check())
 
@@ -327,6 +333,44 @@ def check(*, options: StoreFlags = STORE) -> int:
     if not report.ok:
         say("Restore a backup under another name and compare the two before anything else is written.")
     return Exit.FINE if report.ok else Exit.MISMATCH
+
+
+def _check_records(address: StoreAddress, *, json: bool) -> int:
+    """Read all records of a store on a server."""
+    report = with_store(address, lambda store: cast("RecordStore", store).check_records())
+
+    def text() -> None:
+        for one in report.found:
+            put(f"{one.subject} (sequence {one.sequence}) cannot be read: {one.problem}")
+        verdict = f"{len(report.found)} cannot be read" if report.found else "each can be read"
+        put(f"{address.shown}: {report.read} records{'' if report.is_whole else ', not all of them'}; {verdict}")
+
+    show({"ok": not report.found, **msgspec.to_builtins(report)}, text, json=json)
+    if report.found:
+        say("Lists leave them out. Remove one with: reefknot store forget-record SUBJECT")
+    return Exit.MISMATCH if report.found else Exit.FINE
+
+
+@app.command(help_epilogue=examples("store forget-record reefknot.work.open.cpu.order-7 --dry-run"))
+def forget_record(
+    subject: Annotated[str, arg("The subject of the record, as `store check` names it.")],
+    /,
+    *,
+    options: OperatorFlags = OPERATOR,
+) -> None:
+    """Remove one record of a store on NATS that cannot be read. A record that can be read is refused."""
+    address = address_of(options)
+    if address.has_file:
+        raise CommandError(f"{address.shown} is a file; accepted here: a store on NATS, nats://HOST:PORT")
+
+    async def work(store: Store) -> UnreadableRecord:
+        event = address.operator(store).event("store.forget_record", subject)
+        return await cast("RecordStore", store).forget_record(subject, events=[event], dry_run=options.dry_run)
+
+    found = with_store(address, work)
+    done = "would be removed" if options.dry_run else "removed"
+    text = f"{subject} (sequence {found.sequence}) {done}; it could not be read: {found.problem}"
+    show({**msgspec.to_builtins(found), "removed": not options.dry_run}, lambda: put(text), json=options.json)
 
 
 @app.command(help_epilogue=examples("store backup state-backup.db"))

@@ -36,10 +36,11 @@ from reefknot.policy.secrets import NATS_SECRETS, WEBHOOK, is_reference, resolve
 from reefknot.queue.model.routing import WorkerState
 from reefknot.queue.model.work import ROUTER, WorkState, worker_of
 from reefknot.queue.port.work_queue import WorkFilter
-from reefknot.queue.presence import STORE_S, dead_owners, gone_parts, living_systems, unserved_work, visible_work
+from reefknot.queue.presence import dead_owners, gone_parts, living_systems, unserved_work, visible_work
 from reefknot.runtime.addresses import is_loopback, is_wildcard
 from reefknot.runtime.database_urls import database_file
 from reefknot.runtime.log import error_text, printable
+from reefknot.runtime.timeouts import STORE_S
 from reefknot.stores.port.engines import ExamineOptions, Finding, Level, engine_of
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from reefknot.queue.model.admission import OverloadStatus
 from reefknot.queue.model.routing import WorkerState
 from reefknot.queue.model.source_health import SourceCondition
 from reefknot.queue.model.work import ROUTER
-from reefknot.queue.presence import STORE_S, living_systems, unserved_work, visible_work
+from reefknot.queue.presence import living_systems, unserved_work, visible_work
+from reefknot.runtime.timeouts import STORE_S
 
 if TYPE_CHECKING:
     from reefknot.audit.port import KeptEntry

@@ -23,9 +23,10 @@ from reefknot.queue.model.messages import ASSIGN
 from reefknot.queue.port.transport import Delivery, Room
 from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
-from reefknot.stores.jetstream.connection import Connection, NobodyThereError, RefusedError
-from reefknot.stores.jetstream.streams import NOT_FOUND, Names, stream_info
-from reefknot.stores.jetstream.wire import Heard, stop_sending
+from reefknot.stores.jetstream.connection import Connection
+from reefknot.stores.jetstream.requests import NobodyThereError, RefusedError
+from reefknot.stores.jetstream.streams import Names, stream_info
+from reefknot.stores.jetstream.wire import NOT_FOUND, Heard, stop_sending
 
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription

@@ -26,26 +26,25 @@ from typing import Any, Generic, TypeVar
 
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
-from reefknot.errors import ReefknotError, StoreError, StoreFullError, StorePermissionError, StoreUnavailableError
+from reefknot.errors import (
+    ReefknotError,
+    StoreError,
+    StoreFullError,
+    StorePermissionError,
+    StoreReplacedError,
+    StoreUnavailableError,
+)
 from reefknot.idempotency.model import KeyRecord
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
 from reefknot.runtime.timeouts import AWAY_S
-from reefknot.stores.jetstream.connection import (
-    RESULT_DEDUP,
-    Connection,
-    NatsOptions,
-    NobodyThereError,
-    NotOfThisRoleError,
-    RefusedError,
-    UnansweredError,
-)
+from reefknot.stores.jetstream.connection import RESULT_DEDUP, Connection, NatsOptions
 from reefknot.stores.jetstream.events import AuditWriter
 from reefknot.stores.jetstream.reads import last_message
+from reefknot.stores.jetstream.requests import NotOfThisRoleError, RefusedError, UnansweredError
 from reefknot.stores.jetstream.state import Message, State
-from reefknot.stores.jetstream.streams import NOT_FOUND, stream_info
-from reefknot.stores.jetstream.wire import WRONG_LAST
+from reefknot.stores.jetstream.wire import PASSING, WRONG_LAST
 
 R = TypeVar("R")
 MOST_WAITING = 20_000
@@ -56,8 +55,6 @@ MOST_MESSAGES = 900
 """Messages of a batch; the server takes a thousand."""
 MOST_TRIES = 200
 SOON_S = 0.5
-LOOK_EVERY = 4
-"""Unanswered tries after which the stream itself is checked."""
 MOST_REFUSALS = 8
 """Most refusals of one batch for other reasons than a conflict: a changing leader may refuse a few."""
 CATCH_UP_S = 0.25
@@ -367,15 +364,17 @@ class Commits:
                 return stored_at
             except RefusedError as error:
                 if error.number not in WRONG_LAST:
-                    if number >= MOST_REFUSALS:
+                    if number >= MOST_REFUSALS and error.number not in PASSING:
                         raise self._unavailable(f"the server refuses a batch ({error.text})") from error
                     self._say_waiting(number, error)
-                    await asyncio.sleep(0.05 * number)
+                    await asyncio.sleep(0.05 * min(number, 20))
                     continue
                 found_at = await self._found(messages[-1], commit_id) if is_doubtful else None
                 if found_at is not None:
                     return found_at
                 raise ConflictError(_sequence_in(error.text)) from error
+            except StoreReplacedError:
+                raise
             except UnansweredError as error:
                 is_doubtful = True
                 self._say_waiting(number, error)
@@ -386,23 +385,8 @@ class Commits:
                 self._say_waiting(number, error)
                 if self._closed and number > 3:
                     raise
-                if isinstance(error, NobodyThereError) and number % LOOK_EVERY == 0:
-                    await self._check_stream()
             await self._connection.wait_until_up(1.0)
             await asyncio.sleep(min(1.0, 0.02 * 2 ** min(number, 6)))
-
-    async def _check_stream(self) -> None:
-        """Raise if batches are not answered because their stream is gone: waiting would not bring it back."""
-        name = self._state.names.state
-        try:
-            await stream_info(self._connection, name)
-        except RefusedError as error:
-            if error.number == NOT_FOUND:
-                raise self._unavailable(
-                    f"its stream {name} is gone", "restore it from a backup, or start with an empty store"
-                ) from error
-        except StoreUnavailableError as error:  # it is only unreachable
-            self._say_waiting(1, error)
 
     async def _found(self, message: Message, commit_id: str) -> int | None:
         """The sequence of the message if it is the last one on its subject, and is of this batch."""
@@ -413,7 +397,7 @@ class Commits:
                 return last.sequence if last is not None and last.headers.get(COMMIT_HEADER) == commit_id else None
             except StoreUnavailableError as error:
                 if self._connection.is_closed:
-                    raise
+                    raise self._connection.failure or error from None
                 self._say_waiting(1, error)
                 await self._connection.wait_until_up(1.0)
                 await asyncio.sleep(0.1)

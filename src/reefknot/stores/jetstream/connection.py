@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from reefknot.errors import (
     ParameterError,
     StoreFullError,
     StorePermissionError,
+    StoreReplacedError,
     StoreUnavailableError,
     StoreVersionError,
 )
@@ -36,13 +36,12 @@ from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
 from reefknot.runtime.timeouts import within
-from reefknot.stores.jetstream.requests import Requests
+from reefknot.stores.jetstream.requests import NobodyThereError, RefusedError, Requests, UnansweredError
 from reefknot.stores.jetstream.wire import (
     BATCH_ID,
     BATCH_SEQUENCE,
     DENIED,
     FULL,
-    LIMITS,
     NO_JETSTREAM,
     READS,
     Direct,
@@ -52,9 +51,11 @@ from reefknot.stores.jetstream.wire import (
     answer_in,
     as_heard,
     batch_lines,
+    check_server,
     close_quietly,
     cluster_of,
     explained,
+    has_jetstream,
     hear_directly,
     insist_on_tls,
     is_refusal,
@@ -62,6 +63,7 @@ from reefknot.stores.jetstream.wire import (
     outlive_errors,
     revive,
     send,
+    tls_of,
     too_large,
 )
 
@@ -69,18 +71,20 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.subscription import Subscription
 
-OLDEST_SERVER = (2, 12, 0)
-"""The first version with atomic batches and time limits of single messages."""
 PING_EVERY_S = 2
 RECONNECT_EVERY_S = 0.2
 REQUEST_S = 5.0
 BUFFERED_BYTES = 16 << 20
-LEAST_PAYLOAD = 640 << 10
-"""Bytes of a message that the server must take: parts of large payloads and results have 512 KiB."""
 DEFAULT_NAME = "reefknot"
 JETSTREAM_OFF = "start the server with -js, or enable JetStream for this account"
 NOT_JETSTREAM = "its answer is not one of JetStream's", "check that it is a NATS server"
 NO_RESPONDERS = "503"
+ADVISORY = "$JS.EVENT.ADVISORY."
+"""The beginning of the subjects on which a server says what happens to its streams."""
+UNTRUSTED = (
+    "the connection is back, and it is not known yet whether the server has the same store",
+    "it is being looked at; check the server",
+)
 FENCED, RESULT_DEDUP = "fenced", "result-dedup"
 
 
@@ -122,7 +126,7 @@ class NatsOptions(Struct, frozen=True):
     @property
     def inbox(self) -> str:
         """The beginning of the subjects on which answers arrive here: other roles cannot hear them."""
-        return f"_INBOX.{self.name}.{'-'.join(sorted(self.roles))}" if self.roles else "_INBOX"
+        return f"_INBOX.{self.name}.{'-'.join(sorted(self.roles)) or 'any'}"
 
     @property
     def shown(self) -> str:
@@ -139,28 +143,6 @@ def options_from_url(url: str, **more: Any) -> NatsOptions:
     except ValueError as error:
         raise ParameterError("url", redact(url), str(error)) from error
     return NatsOptions(servers, name=name or DEFAULT_NAME, **more)
-
-
-class UnansweredError(StoreUnavailableError):
-    """A request was sent and not answered: it may have been carried out."""
-
-
-class NobodyThereError(StoreUnavailableError):
-    """A request had no responder: JetStream is off, or a stream has no leader at the moment. Nothing was stored."""
-
-
-class RefusedError(StoreUnavailableError):
-    """JetStream's refusal of a request, by its number."""
-
-    def __init__(self, store: str, number: int, text: str) -> None:
-        way_out = LIMITS.get(number, "check the server's log")
-        super().__init__(store, f"the server refuses a request: {text} ({number})", way_out)
-        self.number = number
-        self.text = text
-
-
-class NotOfThisRoleError(StorePermissionError):
-    """No role of this user may use the subject: there is no permission that may come back."""
 
 
 Denial = Callable[[NatsOptions, str], StorePermissionError]
@@ -189,6 +171,12 @@ class Connection:
         self._answers: Subscription | None = None
         self._denied: set[str] = set()
         self._services = Services("connection to NATS")
+        self.is_watched = False
+        """Whether a watch says after every reconnection that the server still has the same store."""
+        self._is_trusted = True
+        self._replaced: Callable[[], StoreReplacedError] | None = None
+        self.highest = 0
+        """The highest sequence in the stream of the store that this process knows of."""
 
     async def open(self) -> None:
         """Connect. An error says which server was tried, and what is wrong with it."""
@@ -214,7 +202,7 @@ class Connection:
         self._client = client
         self._up_since = asyncio.get_running_loop().time()
         try:
-            self._check_server(client)
+            check_server(client, self.options.shown)
         except StoreVersionError:
             await self.close()
             raise
@@ -224,22 +212,10 @@ class Connection:
         """Check periodically that the tasks of the client still run, until cancelled."""
         while True:
             await asyncio.sleep(PING_EVERY_S)
-            if await revive(self.client):
+            if self._client is not None and await revive(self._client):
                 logger().error(
                     "the connection to %s was cancelled from outside; its tasks are restarted", self.options.shown
                 )
-
-    def _check_server(self, client: Client) -> None:
-        version = client.connected_server_version
-        found = (version.major, version.minor, version.patch)
-        if found < OLDEST_SERVER:
-            oldest, shown = (".".join(map(str, one)) for one in (OLDEST_SERVER, found))
-            problem = f"its server has version {shown}, and {oldest} or later is needed"
-            raise StoreVersionError(self.options.shown, problem, "update the NATS server")
-        if client.max_payload < LEAST_PAYLOAD:
-            problem = f"its server takes messages of {client.max_payload} bytes, and {LEAST_PAYLOAD} are needed"
-            way_out = "raise max_payload of the server; its default of 1 MB is enough"
-            raise StoreVersionError(self.options.shown, problem, way_out)
 
     def _settings(self) -> dict[str, Any]:
         options = self.options
@@ -264,24 +240,11 @@ class Connection:
             "user": options.user,
             "password": options.password,
             "user_credentials": options.credentials,
-            "tls": self._tls(),
+            "tls": tls_of(options),
             "error_cb": self._failed,
             "disconnected_cb": self._lost,
             "reconnected_cb": self._back,
         }
-
-    def _tls(self) -> ssl.SSLContext | None:
-        options = self.options
-        if not (options.tls_ca or options.tls_certificate or options.servers[0].startswith("tls:")):
-            return None
-        try:
-            context = ssl.create_default_context(cafile=options.tls_ca)
-            if options.tls_certificate:
-                context.load_cert_chain(options.tls_certificate, options.tls_key)
-        except (OSError, ssl.SSLError) as error:
-            problem = f"its TLS files cannot be used ({error_text(error)})"
-            raise self._unavailable(problem, "check nats.tls_ca, nats.tls_certificate and nats.tls_key") from error
-        return context
 
     async def _failed(self, error: Exception) -> None:
         if self._client is not None and DENIED in (text := error_text(error).lower()):
@@ -293,6 +256,8 @@ class Connection:
 
     def _deny(self, text: str) -> None:
         """End the requests that this user may not make: the server does not answer them."""
+        if ADVISORY.lower() in text:  # a hint alone, which nothing depends on
+            return
         error = self._denial(self.options, printable(text[text.index(DENIED) :], most=300))
         is_deaf = f'"{self.options.inbox.lower()}.' in text  # no answer can arrive
         denied = self._requests.fail(lambda: error, lambda subject: is_deaf or f'"{subject.lower()}"' in text)
@@ -301,6 +266,7 @@ class Connection:
             logger().error("%s: %s; %s", self.options.shown, error.problem, error.way_out)
 
     async def _lost(self) -> None:
+        self._is_trusted = not self.is_watched
         self._requests.fail(lambda: self._unanswered("the connection was lost before a request was answered"))
         if not self._closing and self._client is not None:
             why = error_text(self._last_error or ConnectionError("no reason given"))
@@ -320,19 +286,35 @@ class Connection:
         self._reconnected.append(call)
         return lambda: self._reconnected.remove(call)
 
+    def trust(self, is_same: bool) -> None:
+        """Allow changes, or refuse them until it is known that the server still has the store of this process."""
+        self._is_trusted = is_same
+
+    def end_with(self, error: Callable[[], StoreReplacedError]) -> None:
+        """Refuse every request from now on: the store of this process is gone. Those on their way end, too."""
+        self._replaced = error
+        self._requests.fail(error)
+
+    @property
+    def failure(self) -> StoreReplacedError | None:
+        return None if self._replaced is None else self._replaced()
+
     @property
     def client(self) -> Client:
+        if self._replaced is not None and not self._closing:
+            raise self._replaced()
         if self._client is None or self._closing:
             raise self._unavailable("it is closed", "open a new one")
         return self._client
 
     @property
     def is_closed(self) -> bool:
-        return self._closing
+        """Whether it is of no use any more: it was closed, or its store is gone."""
+        return self._closing or self._replaced is not None
 
     @property
     def is_up(self) -> bool:
-        return self._client is not None and self._client.is_connected
+        return self._replaced is None and self._client is not None and self._client.is_connected
 
     @property
     def up_for(self) -> float:
@@ -347,6 +329,11 @@ class Connection:
     def cluster(self) -> str | None:
         """The name of the cluster that the connected server belongs to."""
         return cluster_of(self.client)
+
+    @property
+    def has_jetstream(self) -> bool:
+        """Whether the connected server says that it has JetStream, and others with it."""
+        return has_jetstream(self.client) and self.cluster is not None
 
     async def publish(
         self, subject: str, body: bytes, *, headers: Mapping[str, str] | None = None, reply: str = ""
@@ -425,6 +412,7 @@ class Connection:
         sequence = self.check((await self.request(subject, body, headers=headers, ahead=ahead)).data)
         if not sequence:  # of another service that listens on this subject
             raise self._unavailable(*NOT_JETSTREAM)
+        self.highest = max(self.highest, sequence)
         return sequence
 
     async def api(self, name: str, body: Any = None, *, timeout: float = REQUEST_S) -> bytes:
@@ -484,7 +472,7 @@ class Connection:
         """Wait for a lost connection to be back, at most `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        while not self.is_up and not self._closing and loop.time() < deadline:  # noqa: ASYNC110 - nats-py has no event
+        while not self.is_up and not self.is_closed and loop.time() < deadline:  # noqa: ASYNC110 - nats-py has no event
             await asyncio.sleep(RECONNECT_EVERY_S / 4)
         return self.is_up
 
@@ -504,6 +492,8 @@ class Connection:
         if self.options.read_only and not asks.startswith(READS):
             way_out = "the role reader writes nothing" if self.options.roles else "open it without read_only"
             raise StorePermissionError(self.options.shown, "it is open for reading only", way_out)
+        if not self._is_trusted and not asks.startswith((*READS, f"{self.options.name}.trim.restored")):
+            raise self._unavailable(*UNTRUSTED)
         return client
 
     def _unanswered(self, problem: str) -> UnansweredError:

@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+import msgspec
 from msgspec import json, msgpack
 
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model.submission import Capacity
 from reefknot.queue.port.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Command, StatusReport
+from reefknot.runtime.log import logger
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.jetstream.commits import Batch, Commits
 from reefknot.stores.jetstream.reads import StreamMessage, last_message
-from reefknot.stores.jetstream.state import Message, State, StoredCommand, StoredStatus
-from reefknot.stores.jetstream.streams import token_of
+from reefknot.stores.jetstream.state import Message, State, StoredCommand, StoredStatus, unreadable
+from reefknot.stores.jetstream.streams import patiently, token_of
 from reefknot.stores.port import StoredValue, checked_body, checked_name
 
 LEAST_TTL_S = 60
@@ -85,12 +87,16 @@ class JetStreamControl:
             await self._state.read_status(name)
             known = self._state.statuses.get(token)
         earlier = known[1].first or known[0] if known is not None and known[1].stale_at > now.wall else 0
-        status = StoredStatus(name, body, now.wall, now.wall + milliseconds(keep), capacity, earlier)
-        ttl = LEAST_TTL_S + int(SILENT_KEPT_S + keep)
-        message = Message(self._state.names.status(name), json.encode(status), ttl=ttl)
-        sequence = await self._publish(message)
-        self._state.statuses[token] = sequence, status
-        return earlier or sequence
+
+        async def publish() -> tuple[int, StoredStatus]:
+            at = self._state.now().wall
+            status = StoredStatus(name, body, at, at + milliseconds(keep), capacity, earlier)
+            ttl = LEAST_TTL_S + int(SILENT_KEPT_S + keep)
+            return await self._publish(Message(self._state.names.status(name), json.encode(status), ttl=ttl)), status
+
+        stored = await (publish() if earlier else patiently(self._state.connection, publish))  # the first is a start
+        self._state.statuses[token] = stored
+        return earlier or stored[0]
 
     async def withdraw(self, name: str) -> None:
         if token_of(name) in self._state.statuses:
@@ -100,8 +106,9 @@ class JetStreamControl:
     async def _publish(self, message: Message) -> int:
         connection = self._state.connection
         answer = await connection.request(message.subject, message.body, headers=message.headers())
-        connection.check(answer.data)
-        return int(json.decode(answer.data)["seq"])
+        sequence = connection.check(answer.data)
+        connection.highest = max(connection.highest, sequence)
+        return sequence
 
     async def reports(self, *, silent: bool = False) -> list[StatusReport]:
         if not self._state.mirrors_all:
@@ -123,7 +130,11 @@ class JetStreamValues:
 
     async def get(self, name: str) -> StoredValue | None:
         message = await self._last(checked_name(name))
-        return None if message is None else _value_of(message)
+        try:
+            return None if message is None else _value_of(message)
+        except msgspec.DecodeError:
+            assert message is not None
+            raise unreadable(self._state.connection, message) from None
 
     async def put(self, name: str, body: str, *, version: int, events: Sequence[AuditEntry] = ()) -> StoredValue | None:
         packed = msgpack.encode((checked_name(name), checked_body(body)))  # unlike JSON no longer than the texts
@@ -136,7 +147,15 @@ class JetStreamValues:
     async def list(self, prefix: str = "") -> Sequence[StoredValue]:
         names = self._state.names
         messages = await self._state.direct.matching(f"{names.name}.value.*")
-        values = [value for value in map(_value_of, messages) if value is not None and value.name.startswith(prefix)]
+        values = list[StoredValue]()
+        for message in messages:
+            try:
+                value = _value_of(message)
+            except msgspec.DecodeError:
+                logger().warning("%s", unreadable(self._state.connection, message))
+                continue
+            if value is not None and value.name.startswith(prefix):
+                values.append(value)
         return sorted(values, key=lambda value: value.name)
 
     async def _last(self, name: str) -> StreamMessage | None:

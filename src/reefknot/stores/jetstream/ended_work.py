@@ -59,6 +59,8 @@ class EndedWork:
                 try:
                     return await self._heard(work_id, deadline - loop.time())
                 except StoreUnavailableError:
+                    if connection.failure is not None:
+                        raise connection.failure from None
                     if connection.is_closed or loop.time() >= deadline:
                         raise
                     await connection.wait_until_up(deadline - loop.time())

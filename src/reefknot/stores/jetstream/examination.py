@@ -7,23 +7,28 @@ Nothing is created, changed or repaired. What cannot be known from here is repor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from time import perf_counter, time
 from typing import Any
 
-from msgspec import json
+import msgspec
+from msgspec import json, msgpack
 
 from reefknot.errors import StoreError, StoreVersionError
+from reefknot.idempotency.model import KeyRecord
 from reefknot.runtime.log import error_text, printable
 from reefknot.stores.jetstream import roles
-from reefknot.stores.jetstream.connection import Connection, NatsOptions, NobodyThereError, RefusedError
-from reefknot.stores.jetstream.reads import LATEST, scan
+from reefknot.stores.jetstream.connection import Connection, NatsOptions
+from reefknot.stores.jetstream.events import Pack
+from reefknot.stores.jetstream.reads import LATEST, StreamMessage, last_message, scan, stored_now
+from reefknot.stores.jetstream.requests import NobodyThereError, RefusedError
+from reefknot.stores.jetstream.state import StoredCommand, StoredItem, StoredStatus
 from reefknot.stores.jetstream.streams import (
     CLUSTER_REPLICAS,
-    NOT_FOUND,
     OPEN,
     Names,
+    Restored,
     StreamInfo,
     drift,
     earlier_design,
@@ -33,7 +38,15 @@ from reefknot.stores.jetstream.streams import (
     state_stream,
     stream_info,
 )
-from reefknot.stores.port.engines import ExamineOptions, Finding, problem_of, size_text
+from reefknot.stores.jetstream.wire import NOT_FOUND
+from reefknot.stores.port.engines import (
+    ExamineOptions,
+    Finding,
+    RecordsReport,
+    UnreadableRecord,
+    problem_of,
+    size_text,
+)
 
 SKEW_S = 1.0
 MIRRORED = 100_000
@@ -41,6 +54,10 @@ FILLED = 0.8
 CONSUMERS = 10
 MONITOR_S = 3.0
 MONITOR_BYTES = 4 << 20
+PAGE = 5000
+READING_S = 5.0
+"""How long `doctor` reads records."""
+MOST_UNREADABLE, MOST_SHOWN = 1000, 5
 
 
 async def server_findings(
@@ -122,7 +139,8 @@ async def _store_findings(connection: Connection, open_jobs: int | None) -> list
     findings = [_settings(info, wanted), _bound(info, options.max_bytes), _replicas(info, options.replicas)]
     try:
         number = await _open_jobs(connection, names) if open_jobs is None else open_jobs
-        return [*findings, await _clock(connection, name), _mirror(number)]
+        findings += [await _clock(connection, name), _mirror(number)]
+        return [*findings, *await _restored(connection, names), await _readable(connection, names)]
     except (StoreError, TimeoutError) as error:
         way_out = "check the server's load and log"
         return [*findings, Finding("records", "problem", error_text(error), way_out, "unreachable")]
@@ -193,6 +211,74 @@ async def _open_jobs(connection: Connection, names: Any) -> int:
     start = {**LATEST, "headers_only": True}
     found = await scan(connection, names.state, [names.all_work(OPEN)], start=start)
     return sum(one.headers.get("Nats-Msg-Size") != "0" for one in found)  # without a body it is a tombstone
+
+
+async def _restored(connection: Connection, names: Names) -> list[Finding]:
+    """The note of a process that its store was replaced while it worked with it, if there is one."""
+    found = await last_message(connection, names.state, names.restored)
+    if found is None or not found.body:
+        return []
+    note = json.decode(found.body, type=Restored)
+    text = f"was replaced or restored at {note.at[:19]}Z while it was in use: it had {note.was_at} changes, then "
+    text += f"{note.is_at}; what came in between may be missing, or happen twice"
+    way_out = (
+        "compare with your own records; reefknot audit verify names gaps; the guide nats-server says what to check"
+    )
+    return [Finding("restored", "warning", text, way_out)]
+
+
+_READERS: dict[str, Callable[[bytes], object]] = {
+    "work": json.Decoder(StoredItem).decode,
+    "key": json.Decoder(KeyRecord).decode,
+    "status": json.Decoder(StoredStatus).decode,
+    "command": json.Decoder(StoredCommand).decode,
+    "value": msgpack.Decoder(tuple[str, str]).decode,
+}
+"""What reads the records of each branch. A record of a key in several parts is not read here."""
+
+
+def problem_in(message: StreamMessage) -> str:
+    """The mistake in a record; empty when it can be read, is a tombstone, or is of another kind."""
+    branch = message.subject.split(".", 2)[1]
+    if not message.body or "Reefknot-Parts" in message.headers:
+        return ""
+    try:
+        if branch == "audit":
+            return "" if all(one is not None for one in Pack(message).events()) else "no pack of events"
+        reader = _READERS.get(branch)
+        if reader is not None:
+            reader(message.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return printable(str(error), most=200)
+    return ""
+
+
+async def unreadable_records(connection: Connection, names: Names, seconds: float) -> RecordsReport:
+    """The records that cannot be read, looked for at most this number of seconds."""
+    loop = asyncio.get_running_loop()
+    ends, number, found = loop.time() + seconds, 0, list[UnreadableRecord]()
+    filters = [f"{names.name}.{branch}.>" for branch in (*_READERS, "audit")]
+    async for page in stored_now(connection, names.state, filters, most=PAGE):
+        for message in page:
+            number += 1
+            if problem := problem_in(message):
+                found.append(UnreadableRecord(message.subject, message.sequence, problem))
+        if loop.time() >= ends or len(found) >= MOST_UNREADABLE:
+            return RecordsReport(number, found, False)
+    return RecordsReport(number, found, True)
+
+
+async def _readable(connection: Connection, names: Names) -> Finding:
+    """The first ones that cannot, by subject and sequence."""
+    report = await unreadable_records(connection, names, READING_S)
+    text = f"{report.read} records were read" + (
+        "" if report.is_whole else ", not all of them: `store check` does that"
+    )
+    if not report.found:
+        return Finding("records", "ok", f"{text}; each can be read")
+    shown = ", ".join(f"{one.subject} ({one.sequence})" for one in report.found[:MOST_SHOWN])
+    text += f"; {len(report.found)} cannot be read and are left out of lists: {printable(shown, most=1000)}"
+    return Finding("records", "problem", text, "look at each, then `reefknot store forget-record SUBJECT`", "damaged")
 
 
 def _mirror(number: int) -> Finding:

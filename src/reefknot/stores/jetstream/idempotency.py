@@ -33,11 +33,12 @@ from reefknot.idempotency.model import (
     checked_key,
 )
 from reefknot.idempotency.port import TakeoverEvents
+from reefknot.runtime.log import logger
 from reefknot.stores.jetstream.audit_log import JetStreamAuditLog
 from reefknot.stores.jetstream.commits import MOST_TRIES, Batch, Commits, ConflictError, pause_after, run_apart
 from reefknot.stores.jetstream.connection import Connection
 from reefknot.stores.jetstream.reads import StreamMessage, count, last_message, scan
-from reefknot.stores.jetstream.state import PART, Message, State
+from reefknot.stores.jetstream.state import PART, Message, State, unreadable
 
 R = TypeVar("R")
 MOST_REMEMBERED = 10_000
@@ -271,8 +272,7 @@ class JetStreamIdempotencyStore:
         try:
             return json.decode(b"".join(parts), type=KeyRecord)
         except ValueError as error:
-            problem = f"the record of an idempotency key cannot be read ({message.subject})"
-            raise StoreCorruptError(self._state.connection.options.shown, problem, "forget the key") from error
+            raise unreadable(self._state.connection, message) from error
 
     def _remember(self, key: str, sequence: int, record: KeyRecord | None) -> None:
         """Remember a record, unless a newer one is known: answers of several callers may cross."""
@@ -326,7 +326,14 @@ class JetStreamIdempotencyStore:
     async def _all(self) -> list[tuple[int, KeyRecord]]:
         names = self._state.names
         found = await scan(self._state.connection, names.state, [f"{names.name}.key.*"])
-        return [(one.sequence, await self._decoded(one)) for one in found if one.body]
+        records = list[tuple[int, KeyRecord]]()
+        for one in found:
+            if one.body:
+                try:
+                    records.append((one.sequence, await self._decoded(one)))
+                except StoreCorruptError as error:
+                    logger().warning("%s; it is left out", error)
+        return records
 
     async def _make_room(self, key: str) -> None:
         limit = self._most_keys

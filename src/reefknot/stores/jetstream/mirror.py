@@ -15,7 +15,7 @@ from reefknot.core.clock import Clock
 from reefknot.errors import StoreUnavailableError
 from reefknot.queue.model.work import WorkItem
 from reefknot.stores.jetstream.connection import Connection
-from reefknot.stores.jetstream.reads import LATEST, Feed, Start, StreamMessage, patiently
+from reefknot.stores.jetstream.reads import LATEST, Feed, Start, StreamMessage
 
 TOMBSTONE_S = 3600
 """How long a tombstone, which says that a record has left its subject, is kept."""
@@ -63,7 +63,7 @@ class Mirror:
     async def start(self) -> None:
         """Read what there is; an error when that is not possible."""
         try:
-            await patiently(self._records.connection, self.feed.start)
+            await self.feed.start()
             async with asyncio.timeout(OPENED_S):
                 await self.feed.caught_up.wait()
         except TimeoutError as error:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct, json
 
 from reefknot.audit.model.event import timestamp_ms
-from reefknot.errors import StoreError, StorePermissionError, StoreUnavailableError
+from reefknot.errors import StoreError, StorePermissionError
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
-from reefknot.stores.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
-from reefknot.stores.jetstream.streams import NO_MESSAGE, StreamInfo
+from reefknot.stores.jetstream.connection import NO_RESPONDERS, REQUEST_S, Connection
+from reefknot.stores.jetstream.requests import NobodyThereError, RefusedError, UnansweredError
+from reefknot.stores.jetstream.streams import NO_MESSAGE, patient_info, patiently
 from reefknot.stores.jetstream.wire import Heard, read_headers
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ SILENCE_S = 3.5
 SCAN_S = 60.0
 READ_S = 1.5
 """How long one read waits for its answer: within the patience it is repeated, since an answer may get lost."""
-PATIENCE_S = 5.0
 R = TypeVar("R")
 _NANOSECONDS = 1_000_000_000
 
@@ -88,22 +88,6 @@ async def _get(connection: Connection, stream: str, what: dict[str, Any]) -> Str
         raise
     found = json.decode(answer, type=_Got).message
     return StreamMessage(found.subject, found.seq, found.data, found.hdrs, timestamp_ms(found.time) or 0)
-
-
-async def patiently(connection: Connection, read: Callable[[], Awaitable[R]]) -> R:
-    """Read again while the server is away or a stream has no leader, for a while."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + PATIENCE_S
-    while True:
-        try:
-            return await read()
-        except (RefusedError, StorePermissionError):
-            raise
-        except StoreUnavailableError:
-            if connection.is_closed or loop.time() >= deadline:
-                raise
-        await connection.wait_until_up(deadline - loop.time())
-        await asyncio.sleep(0.05)
 
 
 AT_ONCE = 100
@@ -183,6 +167,9 @@ class DirectReads:
             return
         if message.status in ("204", "404"):  # the end of the answer, or nothing there
             answer.set_result(None)
+        elif message.status == NO_RESPONDERS:
+            shown = self._connection.options.shown
+            answer.set_exception(NobodyThereError(shown, "no server has its stream at the moment", "check the servers"))
         elif message.status:
             refusal = RefusedError(self._connection.options.shown, int(message.status), "a direct read is refused")
             answer.set_exception(refusal)
@@ -260,6 +247,8 @@ async def scan_each(
         await feed.stop()
 
 
+MOST_OF_IT = 4
+"""What a part of the stream is of the whole at most: for a larger one the whole is read at once."""
 SPREAD = 16
 """Sequences that are read back for each wanted message: other records lie in between."""
 
@@ -273,9 +262,10 @@ async def newest(
     With them comes the time by which those left out were stored, in milliseconds UTC by the server's clock; 0 if none
     was left out.
     """
-    info = json.decode(await connection.api(f"STREAM.INFO.{stream}"), type=StreamInfo).state
-    span = SPREAD * least
-    while (start := info["last_seq"] - span) > info["first_seq"]:
+    info = (await patient_info(connection, stream)).state
+    span, all_of_it = SPREAD * least, info["last_seq"] - info["first_seq"]
+    while MOST_OF_IT * span < all_of_it:
+        start = info["last_seq"] - span
         found = await scan(connection, stream, filters, start=behind(start))
         if len(found) >= least:
             yield found, found[0].stored_at
@@ -307,7 +297,7 @@ async def stored_now(
 
     It ends however many are stored in the meantime, while `scan` follows until it has caught up with all.
     """
-    info = json.decode(await connection.api(f"STREAM.INFO.{stream}"), type=StreamInfo).state
+    info = (await patient_info(connection, stream)).state
     at, is_more = 0, True
     while is_more:
         some, is_more = await page(connection, stream, filters, start=behind(at), most=most)
@@ -413,9 +403,8 @@ class Feed:
                 "flow_control": True,
                 "idle_heartbeat": int(HEARTBEAT_S * _NANOSECONDS),
             }
-        answer = await self._connection.api(
-            f"CONSUMER.CREATE.{self._stream}.{name}", {"stream_name": self._stream, "config": config}
-        )
+        asked = f"CONSUMER.CREATE.{self._stream}.{name}", {"stream_name": self._stream, "config": config}
+        answer = await patiently(self._connection, lambda: self._connection.api(*asked))
         return json.decode(answer, type=_Consumer)
 
     async def delete(self, name: str) -> None:

@@ -24,7 +24,8 @@ from reefknot.queue.model.work import WorkItem
 from reefknot.queue.port.work_queue import Enqueue, Enqueued, TakeOver
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.tasks import run_in_background
-from reefknot.stores.jetstream.connection import Connection, NobodyThereError
+from reefknot.stores.jetstream.connection import Connection
+from reefknot.stores.jetstream.requests import NobodyThereError
 from reefknot.stores.jetstream.streams import Names
 from reefknot.stores.jetstream.wire import Heard
 

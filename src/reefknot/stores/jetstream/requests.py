@@ -1,5 +1,5 @@
 """
-Requests on their way to the server: many at a time, whose answers arrive on one subscription.
+Requests on their way to the server: many at a time, whose answers arrive on one subscription; and their errors.
 
 nats-py has a coroutine, a timer and parsed headers for each request. Here a request is one line and one future, and the
 earliest deadline has the only timer. Which error a request without an answer ends with is decided in `connection`.
@@ -16,8 +16,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from reefknot.errors import StorePermissionError, StoreUnavailableError
 from reefknot.runtime.seeds import new_id
-from reefknot.stores.jetstream.wire import Heard
+from reefknot.stores.jetstream.wire import LIMITS, Heard
 
 Outcome = Heard | Exception
 
@@ -26,6 +27,28 @@ class _Unanswered(Struct):
     subjects: Sequence[str]
     deadline: float
     outcome: asyncio.Future[Outcome]
+
+
+class UnansweredError(StoreUnavailableError):
+    """A request was sent and not answered: it may have been carried out."""
+
+
+class NobodyThereError(StoreUnavailableError):
+    """A request had no responder: JetStream is off, or a stream has no leader at the moment. Nothing was stored."""
+
+
+class RefusedError(StoreUnavailableError):
+    """JetStream's refusal of a request, by its number."""
+
+    def __init__(self, store: str, number: int, text: str) -> None:
+        way_out = LIMITS.get(number, "check the server's log")
+        super().__init__(store, f"the server refuses a request: {text} ({number})", way_out)
+        self.number = number
+        self.text = text
+
+
+class NotOfThisRoleError(StorePermissionError):
+    """No role of this user may use the subject: there is no permission that may come back."""
 
 
 class Requests:

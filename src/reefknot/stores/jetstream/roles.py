@@ -23,7 +23,8 @@ from reefknot.queue.model.messages import ACK, CANCEL, FLEET, HEARTBEAT, RESULT,
 from reefknot.queue.model.work import WorkState
 from reefknot.runtime.log import error_text, logger
 from reefknot.stores.jetstream.assignments import CONSUMER
-from reefknot.stores.jetstream.connection import Connection, NatsOptions, NotOfThisRoleError
+from reefknot.stores.jetstream.connection import Connection, NatsOptions
+from reefknot.stores.jetstream.requests import NotOfThisRoleError
 from reefknot.stores.jetstream.streams import OPEN, Names
 
 ROLES: tuple[NatsRole, ...] = get_args(NatsRole)
@@ -142,8 +143,9 @@ def _worker(table: _Table) -> Permissions:
 def _router(table: _Table) -> Permissions:
     to_worker, hears = assign_subject("*"), (ACK, RESULT, HEARTBEAT)
     answers = f"_INBOX.{table.names.name}.>"
-    sends = [*table.messages(to_worker, CANCEL, FLEET), *table.parts(to_worker), answers]
-    heard = [table.inbox, table.names.submissions, *table.listening, *table.messages(*hears), *table.parts(*hears)]
+    sends = [*table.messages(to_worker, CANCEL, FLEET), *table.parts(to_worker), answers, table.names.restored]
+    asked = [table.names.submissions, table.names.users]
+    heard = [table.inbox, *asked, *table.listening, *table.messages(*hears), *table.parts(*hears)]
     return Permissions([*table.runs, *sends], heard)
 
 

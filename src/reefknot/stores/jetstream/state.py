@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from math import inf
 
 import msgspec
@@ -26,7 +27,7 @@ from msgspec import Struct, json, structs
 
 from reefknot.core.clock import Clock
 from reefknot.core.time import Moment, Timeline, milliseconds
-from reefknot.errors import StoreCorruptError
+from reefknot.errors import StoreCorruptError, StoreFullError
 from reefknot.queue.model.submission import Capacity, ServiceTime, SubmissionRules
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.control import SILENT_KEPT_S, Command, StatusReport
@@ -47,6 +48,8 @@ from reefknot.stores.work_in_memory.table import WorkTable
 
 MOST_ENDED = 1000
 INLINE_PAYLOAD, INLINE_RESULT, PART = 4096, 64 << 10, 512 << 10
+MOST_TOGETHER = 880
+"""Records of one submission; a batch has room for 900, with those of classes and events."""
 Kept = tuple[str, int, int]
 
 
@@ -231,8 +234,7 @@ class State(Waiters):
             else:
                 self._apply_pool(message)
         except msgspec.DecodeError as error:
-            text = printable(f"{message.subject} {message.sequence}: {error}", most=300)
-            logger().error("a record of the state stream is unreadable and ignored (%s)", text)
+            _warn_of(message.subject, message.sequence, str(error))
         self.wake("arrived")
 
     def _apply_work(self, message: StreamMessage) -> None:
@@ -372,7 +374,7 @@ class State(Waiters):
                 position, "arrived", pause=lambda at: 0.0 if at >= sequence else float("inf"), timeout=timeout
             )
         else:
-            self.take_records(ids, await gathered(self.read_work, ids))
+            self.take_records(ids, await gathered(self.read_if_readable, ids))
 
     async def read_directly(self, ids: Sequence[str]) -> list[Record]:
         """The records of these items as some server has them, which may be a moment behind the stream's leader."""
@@ -476,16 +478,61 @@ class State(Waiters):
             raise StoreCorruptError(shown, f"{missing[0]} is missing", "requeue or discard the assignment")
         return b"".join(one.body for one in found if one is not None)
 
-    async def read_work(self, work_id: str) -> Record:
-        """The record of an item as the stream's leader has it."""
+    async def read_if_readable(self, work_id: str) -> Record:
+        """The record of an item as the stream's leader has it; none for one that cannot be read."""
         message = await last_message(self.connection, self.names.state, self.names.any_work(work_id))
         return (None, 0, "") if message is None else _record(message)
 
+    async def read_work(self, work_id: str) -> Record:
+        """The record of an item as the stream's leader has it; an error for one that cannot be read."""
+        message = await last_message(self.connection, self.names.state, self.names.any_work(work_id))
+        if message is None:
+            return None, 0, ""
+        found = _record(message)
+        if message.body and found[0] is None:
+            raise unreadable(self.connection, message)
+        return found
+
+
+def check_fits(items: Sequence[WorkItem], store: str) -> None:
+    """Refuse items that no batch holds together: kept in several, they would not be one transaction."""
+    large = [len(item.payload) for item in items if len(item.payload) > INLINE_PAYLOAD]
+    records = len(items) + sum(size // PART + 1 for size in large)
+    if records > MOST_TOGETHER:
+        problem = (
+            f"{len(items)} jobs have {records} records, and one transaction on NATS has at most {MOST_TOGETHER}: one "
+            "for each job, and one for each 512 KiB of inputs that are larger than 4 KiB"
+        )
+        raise StoreFullError(store, problem, "make it in smaller parts, such as 500 jobs in each call")
+
+
+@lru_cache(maxsize=256)
+def _warn_of(subject: str, sequence: int, problem: str) -> None:
+    """Say once that a record is left out."""
+    text = "record %s (sequence %s) cannot be read and is left out (%s); reefknot store check names all of them"
+    logger().warning(text, printable(subject, most=200), sequence, printable(problem, most=200))
+
+
+def unreadable(connection: Connection, message: StreamMessage) -> StoreCorruptError:
+    """The error of a record that is asked for by its name and cannot be read."""
+    subject = printable(message.subject, most=200)
+    problem = f"its record {subject} (sequence {message.sequence}) cannot be read"
+    return StoreCorruptError(connection.options.shown, problem, f"reefknot store forget-record {subject} removes it")
+
+
+def readable(message: StreamMessage) -> StoredItem | None:
+    """The work in a message; None, and a warning, where it cannot be read."""
+    try:
+        return json.decode(message.body, type=StoredItem)
+    except msgspec.DecodeError as error:
+        _warn_of(message.subject, message.sequence, str(error))
+        return None
+
 
 def _record(message: StreamMessage) -> Record:
-    if not message.body:
-        return None, message.sequence, ""
-    return json.decode(message.body, type=StoredItem), message.sequence, message.subject
+    """The record in a message. One that cannot be read counts as none, with its revision."""
+    stored = readable(message) if message.body else None
+    return stored, message.sequence, "" if stored is None else message.subject
 
 
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)

@@ -7,16 +7,28 @@ Its time is the server's: the difference to this machine's clock is measured at 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import json
 
 from reefknot.clock import SteadyClock
 from reefknot.core.clock import Clock
 from reefknot.core.time import Moment
-from reefknot.errors import ReefknotError, StoreError, StorePermissionError, StoreVersionError
+from reefknot.errors import (
+    OperationError,
+    ReefknotError,
+    StoreError,
+    StorePermissionError,
+    StoreReplacedError,
+    StoreVersionError,
+)
 from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.queue.port.quarantine import QuarantineStore
 from reefknot.runtime.forks import FORKS, opened_before_fork
@@ -25,30 +37,49 @@ from reefknot.runtime.tasks import Services, run_in_background
 from reefknot.stores.jetstream import roles
 from reefknot.stores.jetstream.assignments import AssignmentStream
 from reefknot.stores.jetstream.audit_log import JetStreamAuditLog
-from reefknot.stores.jetstream.commits import Commits
-from reefknot.stores.jetstream.connection import (
-    Connection,
-    NatsOptions,
-    NobodyThereError,
-    RefusedError,
-    options_from_url,
-)
+from reefknot.stores.jetstream.commits import Batch, Commits
+from reefknot.stores.jetstream.connection import ADVISORY, Connection, NatsOptions, options_from_url
 from reefknot.stores.jetstream.control import JetStreamControl, JetStreamValues
 from reefknot.stores.jetstream.events import AuditWriter
+from reefknot.stores.jetstream.examination import problem_in, unreadable_records
 from reefknot.stores.jetstream.idempotency import JetStreamIdempotencyStore
 from reefknot.stores.jetstream.leases import JetStreamLeases
 from reefknot.stores.jetstream.reads import last_message
+from reefknot.stores.jetstream.requests import RefusedError
 from reefknot.stores.jetstream.state import Message, State
-from reefknot.stores.jetstream.streams import NOT_FOUND, Names, StreamInfo, ensure_stream, state_stream, stream_info
+from reefknot.stores.jetstream.streams import (
+    Names,
+    Restored,
+    StoreUser,
+    StreamInfo,
+    ensure_stream,
+    patient_info,
+    state_stream,
+    stream_info,
+)
 from reefknot.stores.jetstream.transport import JetStreamTransport
+from reefknot.stores.jetstream.wire import NOT_FOUND, Heard
 from reefknot.stores.jetstream.work import JetStreamWorkQueue
+from reefknot.stores.port.engines import RecordsReport, UnreadableRecord
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
+    from nats.aio.subscription import Subscription
+
+    from reefknot.audit.port import AuditEntry
 
 ALIGN_EVERY_S = 30.0
 MOST_SWEPT = 10_000
 SWEEP_EVERY = 20
+LOOK_S = 1.0
+"""How often a process looks whether its store is still there."""
+LOOKS, AGAIN_S = 3, 0.15
+"""How many looks in a row say that it is gone, and the pause between them."""
+NOTE_S = 30 * 86_400
+"""How long the note stays that a store was restored."""
+_HARMLESS = tuple(f"{ADVISORY}STREAM.{one}." for one in ("SNAPSHOT_CREATE", "SNAPSHOT_COMPLETE", "UPDATED"))
+CHECK_S = 600.0
+"""How long all records are read, at most."""
 CLOCK_STEP_S = 0.05
 """Differences to the server's time below this come from the network, and are ignored."""
 
@@ -110,6 +141,7 @@ class JetStreamStore:
         self.values = JetStreamValues(self.state, self._commits)
         self._services = Services("store")
         self._loss = roles.Loss()
+        self._watch = StoreWatch(self.connection, self.names, self.state.wake_all)
         self._closed = False
         FORKS.in_child(self._let_go)
 
@@ -125,11 +157,9 @@ class JetStreamStore:
             replicas, max_bytes = self.options.replicas, self.options.max_bytes
             await roles.check(self.connection)
             self.connection.on_reconnect(self._check_roles)
-            try:
-                await ensure_stream(self.connection, state_stream(self.names, replicas, max_bytes))
-            except NobodyThereError as error:
-                raise StoreVersionError(self.options.shown, "JetStream is not enabled there", error.way_out) from error
+            found = await ensure_stream(self.connection, state_stream(self.names, replicas, max_bytes))
             await self._align()
+            await self._watch.start(found)
             self._commits.start()
         except BaseException:
             await self.connection.close()
@@ -147,7 +177,7 @@ class JetStreamStore:
             return
         clock = self._machine_clock
         asked = clock.now()
-        found = await stream_info(self.connection, self.names.state)
+        found = await patient_info(self.connection, self.names.state)
         answered = clock.now()
         server = datetime.fromisoformat(found.ts).timestamp()
         offset = server - (asked + answered) / 2
@@ -168,8 +198,8 @@ class JetStreamStore:
 
     @property
     def failure(self) -> ReefknotError | None:
-        """The final error of the store; always None, because an unreachable server may come back."""
-        return None
+        """The final error of the store: its stream was deleted or replaced. An unreachable server may come back."""
+        return self.connection.failure
 
     @property
     def read_only(self) -> bool:
@@ -190,6 +220,29 @@ class JetStreamStore:
         found = [self.state.table.newest_at, await self.idempotency.newest_at(), await self.audit.newest_at()]
         return max((at for at in found if at is not None), default=None)
 
+    async def check_records(self) -> RecordsReport:
+        return await unreadable_records(self.connection, self.names, CHECK_S)
+
+    async def forget_record(self, subject: str, *, events: Sequence[AuditEntry], dry_run: bool) -> UnreadableRecord:
+        prefix, is_plain = f"{self.names.name}.", not any(one in subject for one in "*> \t\r\n")
+        message = None
+        if subject.startswith(prefix) and is_plain:
+            message = await last_message(self.connection, self.names.state, subject)
+        if message is None or not message.body:
+            raise OperationError(f"there is no record {subject}; `reefknot store check` names them", "not_found")
+        problem = problem_in(message)
+        if not problem:
+            raise OperationError(f"{subject} can be read, and stays: it is removed with what it belongs to", "conflict")
+        found = UnreadableRecord(subject, message.sequence, problem)
+        if not dry_run:
+
+            def run(batch: Batch, now: Moment) -> None:
+                batch.add(Message(subject, b"", found.sequence, ttl=1))
+                batch.events += events
+
+            await self._commits.change(run)
+        return found
+
     def transport(self, *, keeps_shared: bool = False) -> JetStreamTransport:
         most = self.options.max_shared_assignments
         return JetStreamTransport(self.connection, shared_stream=keeps_shared, most_assignments=most)
@@ -203,10 +256,11 @@ class JetStreamStore:
         return not self.options.roles  # none of them may purge
 
     async def close(self) -> None:
-        if self._closed or self.connection.is_closed:  # in a fork it is the parent's
+        if self._closed or (self.connection.is_closed and self.failure is None):  # in a fork it is the parent's
             return
         self._closed = True
         await self._services.stop()
+        await self._watch.stop()
         await self._commits.close()
         await self.audit.close()
         await self.state.close()
@@ -256,6 +310,120 @@ async def _is_as_wanted(connection: Connection, name: str) -> bool:
         way_out = f"change it (nats stream edit {name}), or leave out what differs"
         raise StoreVersionError(options.shown, f"the stream {name} is there: {'; '.join(differs)}", way_out)
     return True
+
+
+class StoreWatch:
+    """
+    A look at the stream of a store every second, and after every reconnection before anything is changed.
+
+    A stream that was deleted is not there, one that was made again or restored through the server has another time of
+    creation, and one whose files were replaced by older ones ends before a sequence that this process knows of. What
+    does not answer is waited for: only an answer can say that the store of this process is gone.
+    """
+
+    def __init__(self, connection: Connection, names: Names, wake_all: Callable[[], None]) -> None:
+        self._connection, self._names, self._wake_all = connection, names, wake_all
+        self._created = ""
+        self._hint = asyncio.Event()
+        self._services = Services("watch of the store")
+        self._forget: Callable[[], None] | None = None
+        self._subscriptions: list[Subscription] = []
+
+    async def start(self, found: StreamInfo) -> None:
+        """Watch the stream that was found."""
+        connection, state = self._connection, self._names.state
+        self._created = found.created
+        self._saw(found)
+        connection.is_watched = True
+        self._forget = connection.on_reconnect(self._hint.set)
+        roles, listen = connection.options.roles, connection.listen
+        if not roles or "router" in roles:
+            self._subscriptions.append(await listen(self._names.users, self._answer))
+        if not roles:
+            self._subscriptions.append(await listen(f"{ADVISORY}STREAM.*.{state}", self._hear))
+        self._services.keep("looks", self._run)
+
+    async def stop(self) -> None:
+        if self._forget is not None:
+            self._forget()
+            self._forget = None
+        await self._services.stop()
+        if self._connection.is_up:
+            await self._connection.unsubscribe(self._subscriptions)
+
+    def _saw(self, found: StreamInfo) -> None:
+        self._connection.highest = max(self._connection.highest, found.state.get("last_seq", 0))
+
+    def _hear(self, message: Heard) -> None:
+        if not message.subject.startswith(_HARMLESS):
+            self._hint.set()
+
+    async def _answer(self, message: Heard) -> None:
+        if message.reply:
+            process = f"pid {os.getpid()} on {socket.gethostname()}"
+            await self._connection.publish(message.reply, json.encode(StoreUser(process, self._created)))
+
+    async def _run(self) -> None:
+        """Look until the store is gone, or cancelled."""
+        while self._connection.failure is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._hint.wait()
+            self._hint.clear()
+            if await self._connection.wait_until_up(LOOK_S):
+                await self.look()
+
+    async def look(self) -> None:
+        """Look at the stream; what looks wrong is looked at again, while nothing is changed."""
+        for number in range(LOOKS):
+            highest = self._connection.highest
+            try:
+                found = await stream_info(self._connection, self._names.state, timeout=LOOK_S)
+            except RefusedError as error:
+                if error.number != NOT_FOUND:
+                    return
+                found = None
+            except (StoreError, msgspec.DecodeError):
+                return
+            if found is not None and found.created == self._created and found.state.get("last_seq", 0) >= highest:
+                self._saw(found)
+                self._connection.trust(True)
+                return
+            self._connection.trust(False)
+            if number < LOOKS - 1:
+                await asyncio.sleep(AGAIN_S)
+        await self._end(found, highest)
+
+    async def _end(self, found: StreamInfo | None, highest: int) -> None:
+        """End the store of this process, which is gone, and leave a note in the one that has its place."""
+        shown, stream = self._connection.options.shown, self._names.state
+        if found is None:
+            problem = f"its stream {stream} was deleted while it was open"
+            way_out = "restore it from a backup (nats stream restore), or start again to make a new, empty store"
+        else:
+            last = found.state.get("last_seq", 0)
+            what = "made again, or restored from a backup," if found.created != self._created else "set back"
+            problem = f"its stream {stream} was {what} while it was open: it was at {highest} and is at {last}"
+            way_out = "start again to go on with what is there now; reefknot doctor says what to check first"
+            options = self._connection.options
+            if not options.read_only and (not options.roles or "router" in options.roles):
+                await self._note(Restored(self._created, found.created, highest, last, found.ts))
+        logger().error("%s: %s; %s", shown, problem, way_out)
+        self._connection.end_with(lambda: StoreReplacedError(shown, problem, way_out))
+        self._wake_all()
+
+    async def _note(self, note: Restored) -> None:
+        """Leave a note for `doctor`, unless another process has left one that says more."""
+        connection, subject = self._connection, self._names.restored
+        try:
+            known = await last_message(connection, self._names.state, subject)
+            if known is not None and known.body and json.decode(known.body, type=Restored).was_at >= note.was_at:
+                return
+            message = Message(subject, json.encode(note), 0 if known is None else known.sequence, ttl=NOTE_S)
+            answer = await connection.request(subject, message.body, headers=message.headers(), timeout=LOOK_S)
+            connection.check(answer.data)
+        except (StoreError, msgspec.DecodeError) as error:  # another one was faster, or may
+            logger().debug("no note of the restored store was left (%s)", error_text(error))
 
 
 async def sweep_blobs(state: State) -> int:

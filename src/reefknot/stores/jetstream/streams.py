@@ -12,7 +12,7 @@ keys, commands, statuses, values; and every event, those of a batch in one messa
     NAME.pool.POOL             service time and arrivals of a resource class
     NAME.audit.CHAIN.NUMBER.ID a pack: the events of one batch, by the number of the first one in its chain. ID is the
                                work that all are about, else `_`; `@rare` if one is of a type with few events
-    NAME.trim.events           how far retention has gone
+    NAME.trim.events           how far retention has gone;   NAME.trim.restored   that the store was restored
     NAME.writer.CHAIN          the last batch of one process that has several messages and no events
 
 A record that ends moves to another subject: in one batch its old subject gets a message without a body, a tombstone,
@@ -26,29 +26,29 @@ import asyncio
 import base64
 import hashlib
 import re
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
-from msgspec import Struct, json
+from msgspec import DecodeError, Struct, json
 
 from reefknot.errors import (
     StoreFullError,
     StoreMissingError,
     StorePermissionError,
+    StoreReplacedError,
     StoreUnavailableError,
     StoreVersionError,
 )
 from reefknot.queue.model.work import WorkItem, WorkState
-from reefknot.runtime.log import error_text, logger
-from reefknot.stores.jetstream.connection import REQUEST_S, Connection, RefusedError, UnansweredError
+from reefknot.runtime.log import error_text, logger, printable
+from reefknot.stores.jetstream.connection import REQUEST_S, Connection
+from reefknot.stores.jetstream.requests import NobodyThereError, RefusedError
+from reefknot.stores.jetstream.wire import NOT_FOUND, PASSING
 
 OPEN = "open"
 ASKED_S = 1.0
-ELECTION_S = 10.0
-"""How long an opening store waits for a cluster without a leader, at least."""
-NO_LEADER = 10008
-"""JetStream's number for a cluster that has none."""
-NOT_FOUND, OVERLAP, NO_MESSAGE = 10059, 10065, 10037
+OVERLAP, NO_MESSAGE = 10065, 10037
 TOO_FEW = frozenset({10005, 10074})
 """JetStream's numbers for fewer servers than replicas."""
 CLUSTER_REPLICAS = 3
@@ -72,6 +72,10 @@ class Names:
         self.first_packs = f"{name}.audit.*.1.*"
         self.rare_packs = f"{name}.audit.*.*.{self.RARE}"
         self.trim = f"{name}.trim.events"
+        self.restored = f"{name}.trim.restored"
+        """A note of a process whose store was replaced by an older copy, or by another store."""
+        self.users = f"{name}.users"
+        """Core NATS: a question that every process answers which works with the store."""
 
     def work(self, item: WorkItem) -> str:
         is_open = item.state in (WorkState.PENDING, WorkState.RUNNING)
@@ -173,6 +177,38 @@ LOSES = {"max_age": 0, "max_msgs": -1, "subject_delete_marker_ttl": 0, "sealed":
 """Settings under which a stream would lose records or break reads, with the values they must have."""
 
 
+ELECTION_S, PATIENCE_S = 30.0, 5.0
+"""How long a request is repeated while a cluster elects a leader, and elsewhere."""
+R = TypeVar("R")
+
+
+async def patiently(connection: Connection, ask: Callable[[], Awaitable[R]]) -> R:
+    """Ask again while the server is away or a stream has no leader, for a while."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while True:
+        try:
+            return await ask()
+        except StoreReplacedError:
+            raise
+        except StoreUnavailableError as error:
+            if connection.failure is not None:
+                raise connection.failure from None
+            if isinstance(error, StorePermissionError | StoreMissingError) or connection.is_closed:
+                raise
+            # Whether a watched stream that is not found is gone, its watch says in a moment.
+            is_passing = isinstance(error, RefusedError) and (
+                error.number in PASSING or (error.number == NOT_FOUND and connection.is_watched)
+            )
+            if isinstance(error, RefusedError) and not is_passing:
+                raise
+            is_election = connection.is_up and connection.cluster is not None
+            if loop.time() - began >= (ELECTION_S if is_election else PATIENCE_S):
+                raise
+        await connection.wait_until_up(PATIENCE_S)
+        await asyncio.sleep(0.05)
+
+
 class StreamInfo(Struct):
     """A stream as JetStream describes it. `ts` is the server's time."""
 
@@ -187,13 +223,16 @@ async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> Strea
     """The stream as it is; created if it is missing, refused if it was changed."""
     name = wanted["name"]
     try:
-        found = await _patient_info(connection, name)
+        found = await patient_info(connection, name)
     except RefusedError as error:
         if error.number != NOT_FOUND:
             raise
         if connection.options.read_only or not connection.options.creates or connection.options.roles:
             raise _no_store(connection, name) from error
-        found = await _create_copied(connection, wanted)
+        in_use = await _stream_in_use(connection, name)
+        found = in_use or await _create_copied(connection, wanted)
+        if in_use is None and name == Names(connection.options.name).state:
+            logger().warning("there was no store at %s: a new one was made", connection.options.shown)
     if is_of_earlier_design(found.config):
         raise earlier_design(connection, name)
     may_edit = not (connection.options.read_only or connection.options.roles)
@@ -212,18 +251,25 @@ async def stream_info(connection: Connection, name: str, timeout: float = REQUES
     return json.decode(await connection.api(f"STREAM.INFO.{name}", timeout=timeout), type=StreamInfo)
 
 
-async def _patient_info(connection: Connection, name: str) -> StreamInfo:
+async def patient_info(connection: Connection, name: str) -> StreamInfo:
     """Information about a stream, asked for again while a cluster elects a leader, who alone can answer."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + max(ELECTION_S, connection.options.patience)
-    while True:
+
+    async def ask() -> StreamInfo | RefusedError:
         try:
             return await stream_info(connection, name, timeout=ASKED_S)
-        except (UnansweredError, RefusedError) as error:
-            is_election = isinstance(error, UnansweredError) or error.number == NO_LEADER
-            if not is_election or loop.time() >= deadline:
+        except RefusedError as error:
+            if error.number != NOT_FOUND:
                 raise
-        await asyncio.sleep(0.1)
+            return error
+        except NobodyThereError as error:
+            if not connection.has_jetstream:  # no server there ever answers
+                raise StoreVersionError(error.store, "JetStream is not enabled there", error.way_out) from error
+            raise
+
+    found = await patiently(connection, ask)
+    if isinstance(found, RefusedError):
+        raise found
+    return found
 
 
 def is_of_earlier_design(config: dict[str, Any]) -> bool:
@@ -280,10 +326,67 @@ async def _create_copied(connection: Connection, wanted: dict[str, Any]) -> Stre
     return await _create(connection, wanted)
 
 
+class StoreUser(Struct, frozen=True):
+    """A process that works with a store, as it answers to `Names.users`."""
+
+    process: str
+    created: str
+
+
+class Restored(Struct, frozen=True):
+    """The note of a process that its store was replaced by an older copy, or by another store."""
+
+    was: str
+    """When the stream was created that it worked with."""
+    is_now: str
+    was_at: int
+    is_at: int
+    at: str
+
+
+async def _stream_in_use(connection: Connection, stream: str) -> StreamInfo | None:
+    """
+    The stream of a store, if another process has made it just now.
+
+    It is refused to make one while a process works with a store of this name: that one was deleted a moment ago.
+    """
+    names, shown = Names(connection.options.name), connection.options.shown
+    if stream != names.state:
+        return None
+    try:
+        user = json.decode((await connection.request(names.users, timeout=ASKED_S)).data, type=StoreUser)
+    except (StoreUnavailableError, DecodeError):  # no process answers
+        return None
+    try:
+        return await stream_info(connection, stream)
+    except RefusedError as error:
+        if error.number != NOT_FOUND:
+            raise
+    process = printable(user.process, most=100)
+    problem = f"its stream {stream} was deleted, and a process still works with it ({process})"
+    way_out = (
+        "restore it (nats stream restore), or try again when that process has ended, in about two seconds: then a new "
+        "store is made"
+    )
+    raise StoreReplacedError(shown, problem, way_out)
+
+
 async def _create(connection: Connection, wanted: dict[str, Any]) -> StreamInfo:
     name = wanted["name"]
+
+    async def ask() -> bytes | RefusedError:
+        try:
+            return await connection.api(f"STREAM.CREATE.{name}", wanted, timeout=10.0)
+        except RefusedError as error:
+            if error.number in TOO_FEW and "offline" not in error.text:  # waiting makes no further servers
+                return error
+            raise
+
     try:
-        return json.decode(await connection.api(f"STREAM.CREATE.{name}", wanted, timeout=10.0), type=StreamInfo)
+        answer = await patiently(connection, ask)
+        if isinstance(answer, RefusedError):
+            raise answer
+        return json.decode(answer, type=StreamInfo)
     except (RefusedError, StoreFullError) as error:
         shown = connection.options.shown
         if isinstance(error, RefusedError) and error.number == OVERLAP:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct, json
 
@@ -43,11 +43,19 @@ LIMITS = {
 _API = ("INFO", "STREAM.INFO.", "STREAM.NAMES", "STREAM.MSG.GET.", "CONSUMER.")
 READS = (*(f"$JS.API.{one}" for one in _API), "$SYS.REQ.USER.INFO")
 """The beginnings of requests that change nothing in a store."""
+NO_LEADER, NOT_FOUND = 10008, 10059
+"""A cluster has no leader; there is no such stream."""
+PASSING = frozenset({10004, 10005, NO_LEADER, 10009, 10118, 10119})
+"""Refusals of a cluster that elects a leader, or has just begun: the same request is answered a little later."""
 WRONG_LAST = frozenset({10071, 10164})
 """A compare-and-set that lost."""
 NO_JETSTREAM = frozenset({10039, 10076, 10035})
 NO_TLS = "the server does not ask for TLS"
 DENIED = "permissions violation"
+OLDEST_SERVER = (2, 12, 0)
+"""The first version with atomic batches and time limits of single messages."""
+LEAST_PAYLOAD = 640 << 10
+"""Bytes of a message that the server must take: parts of large payloads and results have 512 KiB."""
 _VERSION = "NATS/1.0"
 _STATUS = len(_VERSION)
 Written = tuple[str, bytes, dict[str, str]]
@@ -114,6 +122,11 @@ async def send(client: Client, lines: bytes, *, flush: bool = True) -> None:
 def cluster_of(client: Client) -> str | None:
     """The name of the cluster that the connected server belongs to."""
     return client._server_info.get("cluster")
+
+
+def has_jetstream(client: Client) -> bool:
+    """Whether the connected server has JetStream."""
+    return bool(client._server_info.get("jetstream"))
 
 
 class Direct(asyncio.Queue["Msg"]):
@@ -263,6 +276,49 @@ def insist_on_tls(client: Client) -> None:
 def _is_not_about_eof(record: logging.LogRecord) -> bool:
     """Whether a warning of asyncio is not the one that it logs at the end of every TLS connection of nats-py."""
     return "eof_received() has no effect when using ssl" not in record.msg
+
+
+def check_server(client: Client, store: str) -> None:
+    """Refuse a server that is too old, or takes small messages only."""
+    version = client.connected_server_version
+    found = (version.major, version.minor, version.patch)
+    if found < OLDEST_SERVER:
+        oldest, shown = (".".join(map(str, one)) for one in (OLDEST_SERVER, found))
+        problem = f"its server has version {shown}, and {oldest} or later is needed"
+        raise StoreVersionError(store, problem, "update the NATS server")
+    if client.max_payload < LEAST_PAYLOAD:
+        problem = f"its server takes messages of {client.max_payload} bytes, and {LEAST_PAYLOAD} are needed"
+        raise StoreVersionError(store, problem, "raise max_payload of the server; its default of 1 MB is enough")
+
+
+class TlsFiles(Protocol):
+    """Files by which a client and a server know each other."""
+
+    @property
+    def servers(self) -> Sequence[str]: ...
+    @property
+    def shown(self) -> str: ...
+    @property
+    def tls_ca(self) -> str | None: ...
+    @property
+    def tls_certificate(self) -> str | None: ...
+    @property
+    def tls_key(self) -> str | None: ...
+
+
+def tls_of(options: TlsFiles) -> ssl.SSLContext | None:
+    """The TLS of a client; None where it is the server's choice."""
+    if not (options.tls_ca or options.tls_certificate or options.servers[0].startswith("tls:")):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=options.tls_ca)
+        if options.tls_certificate:
+            context.load_cert_chain(options.tls_certificate, options.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        problem = f"its TLS files cannot be used ({error_text(error)})"
+        way_out = "check nats.tls_ca, nats.tls_certificate and nats.tls_key"
+        raise StoreUnavailableError(options.shown, problem, way_out) from error
+    return context
 
 
 def line_of(subject: str, body: bytes, headers: Mapping[str, str] | None = None, reply: str = "") -> bytes:

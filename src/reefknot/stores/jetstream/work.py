@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-from msgspec import json, structs
+from msgspec import structs
 
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
@@ -50,7 +50,7 @@ from reefknot.stores.jetstream.reads import (
     stored_now,
 )
 from reefknot.stores.jetstream.remote_submissions import RemoteSubmissions
-from reefknot.stores.jetstream.state import State, StoredItem
+from reefknot.stores.jetstream.state import State, StoredItem, check_fits, readable
 from reefknot.stores.jetstream.streams import OPEN, token_of
 from reefknot.stores.work_in_memory.queue import TableWorkQueue
 from reefknot.stores.work_in_memory.table import WorkTable
@@ -117,7 +117,9 @@ class JetStreamWorkQueue(TableWorkQueue):
     def _take(self, found: Sequence[StreamMessage], _: Moment, *, only: str = "") -> None:
         """Know these records, or those of one class alone, where they are newer than what is known."""
         for message in (one for one in found if one.body):
-            stored = json.decode(message.body, type=StoredItem)
+            stored = readable(message)
+            if stored is None:
+                continue
             is_newer = message.sequence > self.state.revisions.get(stored.item.id, 0)
             if is_newer and only in ("", stored.item.resource_class):
                 self.state.load(stored, message.sequence, message.subject)
@@ -158,7 +160,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         It waits until no batch is on its way, because its changes could no longer be undone.
         """
         unknown = [one for one in dict.fromkeys(ids) if not self._is_current(one)]
-        found = await gathered(self.state.read_work, unknown)
+        found = await gathered(self.state.read_if_readable, unknown)
         await self.look(lambda _: self.state.take_records(unknown, found))
 
     async def _load_soon(self, ids: Sequence[str]) -> None:
@@ -180,6 +182,7 @@ class JetStreamWorkQueue(TableWorkQueue):
     async def enqueue(
         self, items: Sequence[WorkItem], terms: Enqueue = FREELY, *, events: Sequence[AuditEntry] = ()
     ) -> list[Enqueued | Reject]:
+        check_fits(items, self.state.connection.options.shown)
         may_be_kept, asked_at = False, self.state.now().wall
         if terms.rules is not None and not self.state.mirrors_all:
             if not terms.owner and not events and not self._remote.serves:
@@ -293,8 +296,9 @@ class JetStreamWorkQueue(TableWorkQueue):
         """Read the items that match a filter one by one, in no order; there may be more than fit into memory."""
 
         def handle(message: StreamMessage) -> None:
-            if message.body:
-                item = json.decode(message.body, type=StoredItem).item
+            stored = readable(message) if message.body else None
+            if stored is not None:
+                item = stored.item
                 is_latest = message.sequence >= self.state.revisions.get(item.id, 0)
                 if is_latest and which.state in (None, item.state) and which.matches(item):
                     take(item)
@@ -379,7 +383,7 @@ class JetStreamWorkQueue(TableWorkQueue):
 
         chosen: list[WorkItem] = []
         least, is_open = 0 if oldest_first else limit, bool(which.classes)
-        async for ended, left_out in self._ended_work(which.state, is_open=is_open, least=least):
+        async for ended, left_out in self._ended_work(which, is_open=is_open, least=least):
             chosen = await self.look(partial(choose, ended))
             known_from = left_out + SKEW_MS  # what was created later has ended since, or is open
             if which.since > known_from or (len(chosen) >= limit and chosen[-1].created_at > known_from):
@@ -394,25 +398,24 @@ class JetStreamWorkQueue(TableWorkQueue):
         stored, _, _ = await self.state.read_work(work_id)
         return None if stored is None else (stored.item.created_at, stored.order, work_id)
 
-    async def _ended_work(
-        self, state: WorkState | None, *, is_open: bool, least: int
-    ) -> AsyncIterator[tuple[_Listed, int]]:
+    async def _ended_work(self, which: WorkFilter, *, is_open: bool, least: int) -> AsyncIterator[tuple[_Listed, int]]:
         """
-        Items of this state that are not open, by id: those that ended last, then more of them, and at the end all.
+        Matching items that are not open, by id: of those that ended last, then of more of them, and at the end of all.
 
         With them comes the time by which those left out had ended, 0 if none was left out. Without `least` all are read
         at once.
         """
+        state = which.state
         if is_open or state in _OPEN:
             yield {}, 0
             return
         connection, names = self.state.connection, self.state.names
         filters = [names.all_work(state.value)] if state else [names.all_work(one.value) for one in _NOT_OPEN]
         if not least:
-            yield _listed(await scan(connection, names.state, filters)), 0
+            yield _listed(await scan(connection, names.state, filters), which), 0
             return
         async for messages, left_out in newest(connection, names.state, filters, least=least):
-            yield _listed(messages), left_out
+            yield _listed(messages, which), left_out
 
     async def snapshot(self, gone: Collection[str] = ()) -> WorkSnapshot:
         table = await self.open_work()
@@ -498,9 +501,17 @@ async def _in_parts(wanted: Sequence[T], change: Callable[[Sequence[T]], Awaitab
 _NOT_OPEN = tuple(state for state in WorkState if state not in _OPEN)
 
 
-def _decoded(messages: Sequence[StreamMessage]) -> list[StoredItem]:
-    return [json.decode(message.body, type=StoredItem) for message in messages if message.body]
+def _decoded(messages: Iterable[StreamMessage]) -> Iterator[StoredItem]:
+    """The records of these messages; what cannot be read is left out, with a warning."""
+    for message in messages:
+        stored = readable(message) if message.body else None
+        if stored is not None:
+            yield stored
 
 
-def _listed(messages: Sequence[StreamMessage]) -> _Listed:
-    return {one.item.id: ((one.item.created_at, one.order, one.item.id), one.item) for one in _decoded(messages)}
+def _listed(messages: Iterable[StreamMessage], which: WorkFilter) -> _Listed:
+    return {
+        one.item.id: ((one.item.created_at, one.order, one.item.id), one.item)
+        for one in _decoded(messages)
+        if which.matches(one.item)
+    }

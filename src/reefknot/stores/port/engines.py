@@ -7,7 +7,7 @@ can do, and never which engine it is. Packages are imported by name, when an add
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -26,6 +26,7 @@ from reefknot.errors import (
 
 if TYPE_CHECKING:
     from reefknot.audit.model.chain import Head, Mismatch
+    from reefknot.audit.port import AuditEntry
     from reefknot.core.clock import Clock
     from reefknot.stores.port import Store
 
@@ -133,6 +134,32 @@ class FileStore(Protocol):
 
     async def compact(self) -> int:
         """Return unused space to the disk. Returns the bytes that the file shrank by."""
+
+
+class UnreadableRecord(Struct, frozen=True):
+    """A record of a store on a server that cannot be read."""
+
+    subject: str
+    sequence: int
+    problem: str
+
+
+class RecordsReport(Struct, frozen=True):
+    """The records of a store on a server, as far as they were read."""
+
+    read: int
+    found: list[UnreadableRecord]
+    is_whole: bool
+
+
+class RecordStore(Protocol):
+    """An open store whose records are messages on a server."""
+
+    async def check_records(self) -> RecordsReport:
+        """Read all records, and find those that cannot be read."""
+
+    async def forget_record(self, subject: str, *, events: Sequence[AuditEntry], dry_run: bool) -> UnreadableRecord:
+        """Remove a record that cannot be read; `OperationError` for another one, or none."""
 
 
 class StoreFiles(Protocol):
