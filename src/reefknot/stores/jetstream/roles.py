@@ -143,7 +143,7 @@ def _worker(table: _Table) -> Permissions:
 def _router(table: _Table) -> Permissions:
     to_worker, hears = assign_subject("*"), (ACK, RESULT, HEARTBEAT)
     answers = f"_INBOX.{table.names.name}.>"
-    sends = [*table.messages(to_worker, CANCEL, FLEET), *table.parts(to_worker), answers, table.names.restored]
+    sends = [*table.messages(to_worker, CANCEL, FLEET), *table.parts(to_worker), answers]
     asked = [table.names.submissions, table.names.users]
     heard = [table.inbox, *asked, *table.listening, *table.messages(*hears), *table.parts(*hears)]
     return Permissions([*table.runs, *sends], heard)

@@ -406,7 +406,7 @@ class StoreWatch:
             problem = f"its stream {stream} was {what} while it was open: it was at {highest} and is at {last}"
             way_out = "start again to go on with what is there now; reefknot doctor says what to check first"
             options = self._connection.options
-            if not options.read_only and (not options.roles or "router" in options.roles):
+            if not (options.read_only or options.roles):
                 await self._note(Restored(self._created, found.created, highest, last, found.ts))
         logger().error("%s: %s; %s", shown, problem, way_out)
         self._connection.end_with(lambda: StoreReplacedError(shown, problem, way_out))
