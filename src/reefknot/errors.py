@@ -313,6 +313,10 @@ class StoreVersionError(StoreError):
     """The store was written by a newer version, or is not a reefknot store."""
 
 
+class StoreMovedError(StoreError):
+    """The store was moved to another one, or a move to or from it is under way: nothing may work on it."""
+
+
 class NoStoreError(ReefknotError, RuntimeError):
     """No store is in scope."""
 

@@ -21,6 +21,7 @@ from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.runtime.clocks import clock_of_this_loop, in_virtual_loop
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import printable
+from reefknot.stores.port import refuse_moved
 from reefknot.stores.port.engines import OpenOptions, accepted_urls, engine_of, file_of, has_file, located
 from reefknot.stores.retention import RetentionJob
 
@@ -80,6 +81,12 @@ async def open_store(
     keys, work = (kept, largest_result, most_keys), (given or Retention()).work
     options = OpenOptions(clock or clock_of_this_loop(), *keys, work, nats or {}, **how)
     store = await engine_of(url).open(url, options)
+    if not read_only:
+        try:
+            await refuse_moved(store)
+        except BaseException:
+            await store.close()
+            raise
     removes = tidy and not options.inline and not store.read_only
     job = _retention_job(store, store.clock, given) if removes else None
     try:
@@ -90,6 +97,23 @@ async def open_store(
     finally:
         if job is not None:
             await job.close()
+        await store.close()
+
+
+@asynccontextmanager
+async def store_to_move(url: str, settings: Settings | None, *, creates: bool) -> AsyncIterator[Store]:
+    """A store as a move opens it: whatever mark it has, without retention, and without a migration."""
+    given: Any = {} if settings is None else options_of(settings)
+    names = ("retention", "largest_result", "most_keys", "work_retention")
+    defaults: tuple[Any, ...] = (KEY_RETENTION_S, 1 << 20, None, Retention().work)
+    retention, largest, most, work = (given.get(name, default) for name, default in zip(names, defaults, strict=True))
+    nats, how = {**given.get("nats", {}), "creates": creates}, {"read_only": False, "migrate": False}
+    clock, inline = clock_of_this_loop(), in_virtual_loop()
+    options = OpenOptions(clock, retention, largest, most, work, nats, **how, inline=inline)
+    store = await engine_of(url).open(url, options)
+    try:
+        yield store
+    finally:
         await store.close()
 
 

@@ -28,6 +28,7 @@ from reefknot.errors import (
     StoreCorruptError,
     StoreError,
     StoreLockedError,
+    StoreMovedError,
     StorePermissionError,
     StoreVersionError,
 )
@@ -364,7 +365,7 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
             return Exit.USAGE, [f"reefknot: {FLAGS.get(error.parameter, error.parameter)}: {error.problem}"]
         case StoreCorruptError():
             return Exit.MISMATCH, [f"reefknot: {error}"]
-        case StoreVersionError():
+        case StoreVersionError() | StoreMovedError():
             return Exit.MISCONFIGURED, [f"reefknot: {error}"]
         case StoreLockedError():
             return Exit.TEMPORARY, [f"reefknot: {error}"]

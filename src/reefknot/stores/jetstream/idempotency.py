@@ -10,8 +10,9 @@ times in it.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -34,9 +35,17 @@ from reefknot.idempotency.model import (
 )
 from reefknot.idempotency.port import TakeoverEvents
 from reefknot.stores.jetstream.audit_log import JetStreamAuditLog
-from reefknot.stores.jetstream.commits import MOST_TRIES, Batch, Commits, ConflictError, pause_after, run_apart
+from reefknot.stores.jetstream.commits import (
+    MOST_ALONE,
+    MOST_TRIES,
+    Batch,
+    Commits,
+    ConflictError,
+    pause_after,
+    run_apart,
+)
 from reefknot.stores.jetstream.connection import Connection
-from reefknot.stores.jetstream.reads import StreamMessage, count, last_message, scan
+from reefknot.stores.jetstream.reads import StreamMessage, count, last_message, scan, stored_now
 from reefknot.stores.jetstream.state import PART, Message, State
 
 R = TypeVar("R")
@@ -45,6 +54,8 @@ LOOK_EVERY_S = 0.25
 """How often a caller that waits for a key checks it, unless the key ends in this process."""
 COUNT_EVERY_MS = 1000
 KEPT_LONGER_S = 60
+PAGE = 500
+"""Records of one page of all keys."""
 
 
 class JetStreamIdempotencyStore:
@@ -189,6 +200,26 @@ class JetStreamIdempotencyStore:
         await self._look(checked_key(key))
         return await self._change(key, decide, events)
 
+    async def records(self) -> AsyncIterator[list[KeyRecord]]:
+        names = self._state.names
+        async for page in stored_now(self._state.connection, names.state, [f"{names.name}.key.*"], most=PAGE):
+            yield [await self._decoded(one) for one in page if one.body]
+
+    async def adopt(self, records: Sequence[KeyRecord]) -> int:
+        added = 0
+        for at in range(0, len(records), MOST_ALONE):
+            added += sum(await asyncio.gather(*(self._adopt(one) for one in records[at : at + MOST_ALONE])))
+        return added
+
+    async def _adopt(self, record: KeyRecord) -> bool:
+        def decide(old: KeyRecord | None, batch: Batch, now: Moment) -> bool:
+            if old is None:
+                self._last_fence = max(self._last_fence, record.fence)
+                self._write(batch, None, record, (), now)
+            return old is None
+
+        return await self._change(record.key, decide)
+
     async def purge(self) -> int:
         now, gone = self._state.now(), 0
         for _, record in await self._all():
@@ -254,17 +285,17 @@ class JetStreamIdempotencyStore:
         """Read the record of a key from the leader, and remember it."""
         before = self._known.get(key)
         message = await last_message(self._state.connection, self._state.names.state, self._state.names.key(key))
-        record = None if message is None or not message.body else await self._decoded(key, message)
+        record = None if message is None or not message.body else await self._decoded(message)
         if message is not None:
             self._remember(key, message.sequence, record)
         elif self._known.get(key) is before:  # otherwise a caller of this process has written it meanwhile
             self._known.pop(key, None)
         return record
 
-    async def _decoded(self, key: str, message: StreamMessage) -> KeyRecord:
-        parts = [message.body]
+    async def _decoded(self, message: StreamMessage) -> KeyRecord:
+        parts, token = [message.body], message.subject.rpartition(".")[2]
         for number in range(1, int(message.headers.get("Reefknot-Parts", "1"))):
-            subject = self._state.names.blob(key, "key", number)
+            subject = f"{self._state.names.name}.blob.{token}.key.{number}"
             part = await last_message(self._state.connection, self._state.names.state, subject)
             parts.append(b"" if part is None else part.body)
         try:
@@ -325,7 +356,7 @@ class JetStreamIdempotencyStore:
     async def _all(self) -> list[tuple[int, KeyRecord]]:
         names = self._state.names
         found = await scan(self._state.connection, names.state, [f"{names.name}.key.*"])
-        return [(one.sequence, await self._decoded("", one)) for one in found if one.body]
+        return [(one.sequence, await self._decoded(one)) for one in found if one.body]
 
     async def _make_room(self, key: str) -> None:
         limit = self._most_keys

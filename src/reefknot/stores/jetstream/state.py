@@ -28,7 +28,7 @@ from reefknot.core.clock import Clock
 from reefknot.core.time import Moment, Timeline, milliseconds
 from reefknot.errors import StoreCorruptError
 from reefknot.queue.model.submission import Capacity, ServiceTime, SubmissionRules
-from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.queue.model.work import ENDED, WorkItem, WorkState
 from reefknot.queue.port.control import SILENT_KEPT_S, Command, StatusReport
 from reefknot.runtime.changes import Waiters
 from reefknot.runtime.log import logger, printable
@@ -420,6 +420,18 @@ class State(Waiters):
             messages.append(Message(subject, json.encode(stored), revision, over, ttl=ttl))
             records.append((work_id, len(messages) - 1, (subject, payload_parts, result_parts)))
         return messages, records
+
+    def adopted_messages(self, item: WorkItem, order: int, revision: int) -> list[Message]:
+        """The messages of an item of another store, over the message of this revision; ended work keeps its age."""
+        messages, is_ended = list[Message](), item.state in ENDED
+        age = max(0, self.now().wall - item.updated_at) // 1000
+        payload_parts = self._add_blob(messages, item, "payload", item.payload, INLINE_PAYLOAD)
+        result_parts = self._add_blob(messages, item, "result", (item.result or "").encode(), INLINE_RESULT)
+        payload, result = b"" if payload_parts else item.payload, None if result_parts else item.result
+        kept = structs.replace(item, payload=payload, result=result)
+        body = json.encode(StoredItem(kept, order, payload_parts, result_parts))
+        ttl = self._work_ttl - age if is_ended and self._work_ttl is not None else None
+        return [*messages, Message(self.names.work(item), body, revision, self.names.any_work(item.id), ttl=ttl)]
 
     def pool_messages(self) -> list[Message]:
         """

@@ -125,6 +125,9 @@ class MemoryStore:
         found = [self.audit.newest_at, self.work.table.newest_at, self.idempotency.newest_at]
         return max((at for at in found if at is not None), default=None)
 
+    async def room(self) -> int | None:
+        return None
+
     def transport(self, *, keeps_shared: bool = False) -> MemoryTransport:
         return MemoryTransport(self._hub)
 

@@ -295,6 +295,20 @@ class MemoryIdempotencyStore:
         self._shared.changed()
         return True
 
+    async def records(self) -> AsyncIterator[list[KeyRecord]]:
+        self._shared.now()
+        found = [one for key in list(self._records) if (one := self._record(key)) is not None]
+        if found:
+            yield found
+
+    async def adopt(self, records: Sequence[KeyRecord]) -> int:
+        now = self._shared.now()
+        self._shared.next_fence = count(max(now.wall * 1000, self._shared.next_fence())).__next__
+        new = [one for one in records if one.key not in self._records]
+        self._records |= {one.key: one for one in new}
+        self._shared.changed()
+        return len(new)
+
     async def purge(self) -> int:
         return self._purge(self._shared.now())
 

@@ -7,7 +7,7 @@ whatever process that is made.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -212,6 +212,17 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
 
     async def purge(self, before: int) -> int:
         return await retention.purge_work(self._context, before)
+
+    async def records(self) -> AsyncIterator[list[WorkItem]]:
+        seq = 0
+        while True:
+            found, seq = await self._context.read(partial(rows.page_behind, seq=seq))
+            if not found:
+                return
+            yield found
+
+    async def adopt(self, items: Sequence[WorkItem]) -> int:
+        return await self._context.write(_adopt, (items,))
 
     async def soonest(self, classes: Sequence[str]) -> float:
         return await self._context.look(partial(_soonest, now=self._context.now(), classes=classes))
@@ -471,6 +482,14 @@ def _transfer(transaction: Transaction, work_id: str, resource_class: str, due_a
         return False
     rows.update(transaction, [item], [core.transferred(item, resource_class, transaction.now, due_at=due_at)])
     return True
+
+
+@each
+def _adopt(transaction: Transaction, items: Sequence[WorkItem]) -> int:
+    known = rows.known(transaction.connection, [item.id for item in items])
+    new = [item for item in items if item.id not in known]
+    rows.insert(transaction, new)
+    return len(new)
 
 
 def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> float:
