@@ -31,16 +31,8 @@ from reefknot.console.cli.options import (
     settings_to_look,
 )
 from reefknot.console.cli.output import Advance, progress, put, relative, say, show
-from reefknot.errors import StoreMissingError, StoreMovedError, StorePermissionError
-from reefknot.stores.port.engines import (
-    accepted_urls,
-    address_problem,
-    engine_of,
-    file_of,
-    has_file,
-    is_shared,
-    located,
-)
+from reefknot.errors import StoreMovedError, StorePermissionError
+from reefknot.stores.port.engines import accepted_urls, engine_of, file_of, has_file, is_shared, located
 
 if TYPE_CHECKING:
     from reefknot.console.operations.operator import Operator
@@ -286,6 +278,7 @@ def looked(address: StoreAddress, look: Callable[[Operator], Awaitable[R]]) -> R
 # ---- reefknot store --------------------------------------------------------------------------------------------------
 
 app = noun("store", "store check")
+app.command("reefknot.console.cli.store_move:app", name="move")
 
 
 @app.command(help_epilogue=examples("store check --engine sqlite:state.db"))
@@ -430,110 +423,3 @@ def compact(*, options: OperatorFlags = OPERATOR) -> None:
     text = f"about {unused} of {before} bytes would be freed" if dry_run else f"{freed} bytes freed"
     data = {"path": str(address.path), "bytes": before, "unused": unused, "freed": freed, "compacted": not dry_run}
     show(data, lambda: put(f"{address.path}: {text}"), json=options.json)
-
-
-# ---- reefknot store move ---------------------------------------------------------------------------------------------
-
-
-@app.command(
-    help_epilogue=examples(
-        "store move --from sqlite:state.db --to nats://localhost:4222 --dry-run",
-        "store move --from sqlite:state.db --to nats://localhost:4222 --archive audit-of-state.jsonl",
-    )
-)
-def move(
-    *,
-    to: Annotated[str, arg(f"Store to move to, which is empty: {accepted_urls(shared_only=True)}.")],
-    from_: Annotated[str | None, arg("Store to move from. Default: that of --engine.", "--from")] = None,
-    archive: Annotated[
-        Path | None, arg("File for the events of the old store. Default: reefknot-audit-ID.jsonl in this folder.")
-    ] = None,
-    cancel: Annotated[bool, arg("Give up a move that has not ended: the old store may be worked on again.")] = False,
-    options: OperatorFlags = OPERATOR,
-) -> int:
-    """
-    Move a store to another one, of any engine: jobs, results, quarantine, keys, schedules, state of sources.
-
-    Nothing may run over either store. A move that was interrupted goes on when the same command is given again.
-
-    Events stay in the old store, and go to a file that `audit verify` verifies. The old store is kept, and can only be
-    read from then on.
-    """
-    if from_ is not None and options.engine is not None:
-        raise CommandError("name the old store with --from or with --engine, not with both")
-    source, target = _end("--from", from_ or options.engine, options), _end("--to", to, options)
-    done = asyncio.run(_move(source, target, archive, cancel=cancel, dry_run=options.dry_run))
-    show(done, lambda: _put_move(done, source, target), json=options.json)
-    return Exit.FAILED if done.get("refused") else Exit.FINE
-
-
-def _end(flag: str, url: str | None, options: OperatorFlags) -> StoreAddress:
-    """The store at one end of a move."""
-    from dataclasses import replace
-
-    if url is None:
-        return address_of(options)
-    why = address_problem(url)
-    if why is not None or not is_shared(url):
-        why = "ends with the process that opened it" if why is None else why or "is no address of a store"
-        raise CommandError(f"{flag}: {shown_url(url)}: {why}; accepted here: {accepted_urls(shared_only=True)}")
-    return address_of(replace(options, engine=url))
-
-
-async def _move(
-    source: StoreAddress, target: StoreAddress, archive: Path | None, *, cancel: bool, dry_run: bool
-) -> dict[str, Any]:
-    """Open both stores and move, or give up."""
-    from reefknot.audit.retention import Retention
-    from reefknot.console.cli.audit import export_log
-    from reefknot.console.cli.audit_files import head_file_of
-    from reefknot.console.operations.move import Move, give_up, move_store
-    from reefknot.stores.opening import store_to_move
-
-    async def export(store: Store, file: Path) -> list[Any]:
-        return (await export_log(store, file, head_file_of(file)))[1]
-
-    if source.has_file:
-        source.require_file()
-    retention = Retention().work if source.settings is None else source.settings.configuration.worker.retention_seconds
-    async with AsyncExitStack() as stack:
-        old = await stack.enter_async_context(store_to_move(source.url, source.settings, creates=False))
-        new = None
-        if not cancel and not (dry_run and target.has_file and not target.path.exists()):
-            opening = store_to_move(target.url, target.settings, creates=not dry_run)
-            try:
-                new = await stack.enter_async_context(opening)
-            except StoreMissingError:
-                if not dry_run:
-                    raise
-        if new is not None and new.identity == old.identity:
-            raise CommandError(f"--from and --to are the same store, {source.shown}")
-        there = None if new is None else target.operator(new)
-        asked = Move(source.operator(old), there, export, retention, progress, archive)
-        return await (give_up(asked) if cancel else move_store(asked, dry_run=dry_run))
-
-
-def _put_move(done: dict[str, Any], source: StoreAddress, target: StoreAddress) -> None:
-    old, new = source.shown, target.shown
-    if done.get("cancelled"):
-        put(f"the move from {old} to {done['target']} is given up: {old} may be worked on again")
-        say(f"Delete {done['target']} before another move to it: it may have a part of the records.")
-        return
-    jobs, keys = (", ".join(f"{n} {name}" for name, n in sorted(done[one].items())) for one in ("jobs", "keys"))
-    verb = "would be moved" if done["dry_run"] else "moved"
-    put(f"{old} {verb} to {new}: jobs: {jobs or 'none'}; keys: {keys or 'none'}; named values: {done['values']}")
-    for why in done.get("refused", ()):
-        put(f"it would be refused: {why}")
-    if not done["dry_run"]:
-        put(f"its events are in {done['archive']}; `reefknot audit verify {done['archive']}` verifies them")
-        say(f"Nothing works on {old} from now on; `engine: {new}` in the configuration names the new store.")
-        _say_documents(source, target)
-
-
-def _say_documents(source: StoreAddress, target: StoreAddress) -> None:
-    """Say where the documents of the old store are, if the new one would look for them elsewhere."""
-    from reefknot.ingest.configured_sources import documents_path
-
-    old, new = (documents_path(one.settings, one.url) for one in (source, target))
-    if old != new and old.is_file():
-        say(f"The documents stay in {old}: name that file as `ingestion.documents`, or move it to {new}.")

@@ -59,7 +59,7 @@ class Move(Struct, frozen=True):
 
 
 class Inventory(Struct):
-    """What a store has: counts, and a sum over all records that must be the same in both stores."""
+    """The inventory of a store: counts, and a sum over all records that must be the same in both stores."""
 
     jobs: Counter[str] = field(default_factory=Counter)
     keys: Counter[str] = field(default_factory=Counter)
@@ -294,7 +294,7 @@ def _may_be_held(record: WorkItem | KeyRecord, now: Moment) -> bool:
 
 
 async def _inventory(move: Move, store: Store, *, since: Moment | None = None) -> Inventory:
-    """What a store has; records that go within the next hour, or an hour after `since`, are not compared."""
+    """The inventory of a store; records that go within an hour, counted from `since`, are not compared."""
     found, now = Inventory(), store.moment() if since is None else since
     soon = Moment(now.steady, now.wall + SOON_MS)
     everything: list[AsyncIterator[Any]] = [store.work.records(), store.idempotency.records()]

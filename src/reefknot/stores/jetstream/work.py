@@ -38,7 +38,8 @@ from reefknot.queue.port.work_queue import (
     WorkPage,
     WorkSnapshot,
 )
-from reefknot.stores.jetstream.commits import Batch, Commits
+from reefknot.stores.jetstream.adoption import Adoption
+from reefknot.stores.jetstream.commits import Commits
 from reefknot.stores.jetstream.ended_work import EndedWork
 from reefknot.stores.jetstream.reads import (
     StreamMessage,
@@ -61,8 +62,6 @@ MOST_HELD = 300
 """Held items that one change is about: each takes up to two messages, and a batch has room for 900."""
 PAGE = 100
 """Items that an operator's action changes in one batch."""
-ADOPTED_BYTES = 4 << 20
-"""Payloads and results of other stores' items in one batch, unless a single item has more."""
 MOST_READ = 500
 """Records of one page of all open work."""
 READ_AGAIN_S = 1.0
@@ -91,8 +90,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         self._read_table: WorkTable | None = None
         """All open work as it was last read, without a mirror."""
         self._read_at = 0.0
-        self._adopted = 0
-        """How many items of another store were given to this one."""
+        self._adoption = Adoption(state, commits)
         self._pools_aside: set[str] = set()
         """Classes with work in quarantine, as of the last snapshot."""
 
@@ -357,53 +355,11 @@ class JetStreamWorkQueue(TableWorkQueue):
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         return await self._ends.wait(work_id, timeout)
 
-    async def records(self) -> AsyncIterator[list[WorkItem]]:
-        """All items, in the order of their creation. Their places are read first, and are all in memory."""
-        names, places = self.state.names, list[tuple[_Place, int]]()
-        async for page in stored_now(self.state.connection, names.state, [names.all_work()], most=MOST_READ):
-            for message in (one for one in page if one.body):
-                stored = json.decode(message.body, type=StoredItem)
-                places.append(((stored.item.created_at, stored.order, stored.item.id), message.sequence))
-        places.sort()
-        for at in range(0, len(places), PAGE):
-            page_ids = [work_id for (_, _, work_id), _ in places[at : at + PAGE]]
-            found = await self.state.read_directly(page_ids)
-            for index, (_, sequence) in enumerate(places[at : at + PAGE]):
-                if found[index][1] < sequence:  # of a server that is a moment behind
-                    found[index] = await self.state.read_work(page_ids[index])
-            whole = [self.state.whole(one.item, one.payload_parts, one.result_parts) for one, *_ in found if one]
-            yield [await one for one in whole]
+    def records(self) -> AsyncIterator[list[WorkItem]]:
+        return self._adoption.records()
 
     async def adopt(self, items: Sequence[WorkItem]) -> int:
-        """Keep items of another store. Their order is that of these calls, so an interrupted one is repeated whole."""
-        added = 0
-        while items:
-            room, number = ADOPTED_BYTES, 0
-            while number < min(len(items), PAGE) and (room > 0 or not number):
-                room -= len(items[number].payload) + len(items[number].result or "")
-                number += 1
-            added += await self._adopt(items[:number])
-            self._adopted += number
-            items = items[number:]
-        return added
-
-    async def _adopt(self, items: Sequence[WorkItem]) -> int:
-        ids = [item.id for item in items]
-        found = await self.state.read_directly(ids)
-
-        async def look() -> None:
-            found[:] = await gathered(self.state.read_work, ids)
-
-        def run(batch: Batch, now: Moment) -> int:
-            added = 0
-            for order, (item, (known, revision, _)) in enumerate(zip(items, found, strict=True), self._adopted):
-                if known is None:
-                    added += 1
-                    for message in self.state.adopted_messages(item, order, revision):
-                        batch.add(message)
-            return added
-
-        return await self._commits.change(run, prepare=look)
+        return await self._adoption.adopt(items)
 
     async def search(
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
