@@ -278,7 +278,13 @@ def looked(address: StoreAddress, look: Callable[[Operator], Awaitable[R]]) -> R
 # ---- reefknot store --------------------------------------------------------------------------------------------------
 
 app = noun("store", "store check")
-app.command("reefknot.console.cli.store_move:app", name="move")
+app.command(
+    "reefknot.console.cli.store_move:app",
+    name="move",
+    help="Move a store to another one, of any engine: jobs, results, quarantine, keys, schedules, state of sources.\n\n"
+    "Nothing may run over either store. A move that was interrupted goes on when the same command is given again.\n\n"
+    "The events go to a file that `audit verify` verifies. The old store stays, and can only be read from then on.",
+)
 
 
 @app.command(help_epilogue=examples("store check --engine sqlite:state.db"))

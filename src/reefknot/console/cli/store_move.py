@@ -49,14 +49,7 @@ def move(
     cancel: Annotated[bool, arg("Give up a move that has not ended: the old store may be worked on again.")] = False,
     options: OperatorFlags = OPERATOR,
 ) -> int:
-    """
-    Move a store to another one, of any engine: jobs, results, quarantine, keys, schedules, state of sources.
-
-    Nothing may run over either store. A move that was interrupted goes on when the same command is given again.
-
-    Events stay in the old store, and go to a file that `audit verify` verifies. The old store is kept, and can only be
-    read from then on.
-    """
+    """Move a store to another one, or go on with that, or give it up."""
     if from_ is not None and options.engine is not None:
         raise CommandError("name the old store with --from or with --engine, not with both")
     source, target = _end("--from", from_ or options.engine, options), _end("--to", to, options)
