@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,10 @@ async def fill(url: str, *, more: int = 0, has_large: bool = False) -> None:
         await store.audit.append([event("submitted", at=1), event("succeeded", at=2)])
 
 
+def open_target(url: str) -> AbstractAsyncContextManager[Store]:
+    return store_to_move(url, None, creates=True, work_retention=WEEK_S)
+
+
 @asynccontextmanager
 async def asked(old: str, new: str, archive: Path, points: Points) -> AsyncIterator[Move]:
     """A move between two stores that are opened for it."""
@@ -127,7 +131,7 @@ async def asked(old: str, new: str, archive: Path, points: Points) -> AsyncItera
         points.reach()
         return heads
 
-    async with store_to_move(old, None, creates=False) as source, store_to_move(new, None, creates=True) as target:
+    async with store_to_move(old, None, creates=False) as source, open_target(new) as target:
         yield Move(operator(source, old), operator(target, new), export, WEEK_S, quiet, archive)
 
 

@@ -14,6 +14,8 @@ from msgspec import structs
 from reefknot.console.nats_servers import NatsServer
 from reefknot.console.operations import move as flow
 from reefknot.console.operations.move import Move
+from reefknot.errors import OperationError
+from reefknot.stores.port import MoveMark, move_mark
 from tests.faults import moving, points
 from tests.faults.moving import DiedError, Points
 
@@ -94,6 +96,37 @@ def test_a_move_that_marks_before_it_copies_is_caught(tmp_path: Path) -> None:
         return caught
 
     assert asyncio.run(main()) == 3
+
+
+@pytest.mark.parametrize("is_checked", [True, False], ids=["checked", "not checked"])
+async def test_a_move_that_is_given_up_by_another_process_does_not_open_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_checked: bool
+) -> None:
+    """Without the look at the marks, which is the control, both stores could be worked on."""
+    old, new = (f"sqlite:{tmp_path / name}.db" for name in ("old", "new"))
+    await moving.fill(old)
+    copy, mark_of = flow._copy, move_mark
+
+    async def copied(move: Move, found: flow.Inventory) -> None:
+        await copy(move, found)
+        mark, version = await mark_of(move.source.store)
+        await flow.give_up(move)
+        if not is_checked:
+            assert mark is not None
+            monkeypatch.setattr(flow, "move_mark", lambda store: forged(store, mark, version))
+
+    async def forged(store: Any, mark: MoveMark, version: int) -> tuple[MoveMark | None, int]:
+        known, number = await mark_of(store)
+        return (structs.replace(mark, ended_at=1), version) if known is None else (known, number)
+
+    monkeypatch.setattr(flow, "_copy", copied)
+    if is_checked:
+        with pytest.raises(OperationError, match="was given up meanwhile"):
+            await moving.moved(old, new, tmp_path / "events.jsonl")
+    else:
+        await moving.moved(old, new, tmp_path / "events.jsonl")
+    can = (await moving.can_be_worked_on(old), await moving.can_be_worked_on(new))
+    assert can == (True, not is_checked)
 
 
 def test_a_process_that_is_killed_while_it_moves_leaves_what_the_next_one_ends(

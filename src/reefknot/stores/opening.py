@@ -101,15 +101,14 @@ async def open_store(
 
 
 @asynccontextmanager
-async def store_to_move(url: str, settings: Settings | None, *, creates: bool) -> AsyncIterator[Store]:
+async def store_to_move(
+    url: str, settings: Settings | None, *, creates: bool, work_retention: float | None = None
+) -> AsyncIterator[Store]:
     """A store as a move opens it: whatever mark it has, without retention, and without a migration."""
     given: Any = {} if settings is None else options_of(settings)
-    names = ("retention", "largest_result", "most_keys", "work_retention")
-    defaults: tuple[Any, ...] = (KEY_RETENTION_S, 1 << 20, None, Retention().work)
-    retention, largest, most, work = (given.get(name, default) for name, default in zip(names, defaults, strict=True))
+    keys = (given.get("retention", KEY_RETENTION_S), given.get("largest_result", 1 << 20), given.get("most_keys"))
     nats, how = {**given.get("nats", {}), "creates": creates}, {"read_only": False, "migrate": False}
-    clock, inline = clock_of_this_loop(), in_virtual_loop()
-    options = OpenOptions(clock, retention, largest, most, work, nats, **how, inline=inline)
+    options = OpenOptions(clock_of_this_loop(), *keys, work_retention, nats, **how, inline=in_virtual_loop())
     store = await engine_of(url).open(url, options)
     try:
         yield store

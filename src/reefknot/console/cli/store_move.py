@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
 
-from reefknot.audit.retention import Retention
+from reefknot.audit.retention import Retention, RetentionNote
 from reefknot.console.cli.app import CommandError, Exit, examples
 from reefknot.console.cli.audit import export_log
 from reefknot.console.cli.audit_files import head_file_of
@@ -81,12 +81,13 @@ async def _move(
 
     if source.has_file:
         source.require_file()
-    retention = Retention().work if source.settings is None else source.settings.configuration.worker.retention_seconds
     async with AsyncExitStack() as stack:
         old = await stack.enter_async_context(store_to_move(source.url, source.settings, creates=False))
+        noted = RetentionNote(old.path).read().retention or Retention()
+        retention = noted.work if source.settings is None else source.settings.configuration.worker.retention_seconds
         new = None
         if not cancel and not (dry_run and target.has_file and not target.path.exists()):
-            opening = store_to_move(target.url, target.settings, creates=not dry_run)
+            opening = store_to_move(target.url, target.settings, creates=not dry_run, work_retention=retention)
             try:
                 new = await stack.enter_async_context(opening)
             except StoreMissingError:

@@ -28,7 +28,7 @@ from reefknot.queue.model.work import ENDED, WorkItem, WorkState
 from reefknot.queue.presence import GONE, living_systems
 from reefknot.runtime.processes import owner_is_gone
 from reefknot.runtime.seeds import new_id
-from reefknot.stores.port import MOVE, MoveMark, Store, StoredValue, move_mark
+from reefknot.stores.port import MOVE, MoveMark, Role, Store, StoredValue, move_mark
 from reefknot.stores.port.engines import size_text
 
 R = TypeVar("R", WorkItem, KeyRecord)
@@ -162,7 +162,7 @@ async def _begin(move: Move) -> MoveMark:
     mark = MoveMark(number, "source", source.shown, target.shown, began_at, str(archive))
     _, version = await move_mark(source.store)
     event = source.event("store.move.begin", target.shown, move=mark.id)
-    if await source.store.values.put(MOVE, _text(mark), version=version, events=[event]) is None:
+    if await source.store.values.put(MOVE, _text(mark, "source"), version=version, events=[event]) is None:
         raise OperationError(f"another move from {source.shown} has just begun; try again", "temporary")
     return mark
 
@@ -171,7 +171,7 @@ async def _mark_target(move: Move, mark: MoveMark) -> None:
     target = _target(move)
     known, version = await move_mark(target.store)
     if known is None or (not known.forbids_work and mark.ended_at is None):
-        body = _text(structs.replace(mark, role="target"))
+        body = _text(mark, "target")
         event = target.event("store.move.begin", mark.source, move=mark.id)
         made = await target.store.values.put(MOVE, body, version=version, events=[event])
         known = None if made is None else mark
@@ -185,16 +185,17 @@ async def _mark_target(move: Move, mark: MoveMark) -> None:
 async def _finish(move: Move, mark: MoveMark) -> dict[str, Any]:
     """Mark the source as moved, then open the target. Either may have been done before."""
     source, target, details = move.source, _target(move), _details(mark)
-    known, version = await move_mark(source.store)
-    if known is not None and known.id == mark.id and known.ended_at is None:
-        event = source.event("store.move", mark.target, **details)
-        if await source.store.values.put(MOVE, _text(mark), version=version, events=[event]) is None:
-            raise OperationError(f"the move from {source.shown} has just changed; try again", "temporary")
-    known, version = await move_mark(target.store)
-    if known is not None and known.id == mark.id and known.ended_at is None:
-        event = target.event("store.move", mark.source, **details)
-        body = _text(structs.replace(mark, role="target"))
-        await target.store.values.put(MOVE, body, version=version, events=[event])
+    ends: list[tuple[Operator, Role, str]] = [(source, "source", mark.target), (target, "target", mark.source)]
+    for operator, role, other in ends:
+        known, version = await move_mark(operator.store)
+        if known is None or (known.id, known.role) != (mark.id, role):
+            raise OperationError(
+                f"the move was given up meanwhile: {operator.shown} does not have its mark", "conflict"
+            )
+        if known.ended_at is None:
+            body, event = _text(mark, role), operator.event("store.move", other, **details)
+            if await operator.store.values.put(MOVE, body, version=version, events=[event]) is None:
+                raise OperationError(f"the mark of {operator.shown} has just changed; repeat the command", "temporary")
     return _answer(move, mark, mark.report)
 
 
@@ -214,8 +215,8 @@ def _answer(move: Move, mark: MoveMark | None, report: dict[str, Any]) -> dict[s
     return {**about, **report, "actor": move.source.actor, "dry_run": False}
 
 
-def _text(mark: MoveMark) -> str:
-    return json.encode(mark).decode()
+def _text(mark: MoveMark, role: Role) -> str:
+    return json.encode(structs.replace(mark, role=role)).decode()
 
 
 def _target(move: Move) -> Operator:

@@ -71,6 +71,9 @@ MOVE = "store.move"
 """The named value of a store that is, or was, moved to another one or from one."""
 
 
+Role = Literal["source", "target"]
+
+
 class MoveMark(Struct, frozen=True):
     """
     The mark of a move, in both of its stores. Addresses are shown ones, times ms UTC.
@@ -79,7 +82,7 @@ class MoveMark(Struct, frozen=True):
     """
 
     id: str
-    role: Literal["source", "target"]
+    role: Role
     source: str
     target: str
     began_at: int
