@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App
+from msgspec import structs
 
 from reefknot.audit.retention import Retention, RetentionNote
 from reefknot.console.cli.app import CommandError, Exit, examples
@@ -81,23 +82,32 @@ async def _move(
 
     if source.has_file:
         source.require_file()
+        if source.path.stat().st_size == 0:
+            raise CommandError(f"{source.path}: is an empty file, not a store", Exit.UNREACHABLE)
     async with AsyncExitStack() as stack:
         old = await stack.enter_async_context(store_to_move(source.url, source.settings, creates=False))
         noted = RetentionNote(old.path).read().retention or Retention()
         retention = noted.work if source.settings is None else source.settings.configuration.worker.retention_seconds
-        new = None
-        if not cancel and not (dry_run and target.has_file and not target.path.exists()):
-            opening = store_to_move(target.url, target.settings, creates=not dry_run, work_retention=retention)
-            try:
-                new = await stack.enter_async_context(opening)
-            except StoreMissingError:
-                if not dry_run:
-                    raise
-        if new is not None and new.identity == old.identity:
+        asked = Move(source.operator(old), None, export, retention, progress, archive)
+        if cancel:
+            return await give_up(asked)
+
+        async def opened(*, creates: bool) -> Store:
+            opening = store_to_move(target.url, target.settings, creates=creates, work_retention=retention)
+            return await stack.enter_async_context(opening)
+
+        try:
+            new = None if target.has_file and not target.path.exists() else await opened(creates=False)
+        except StoreMissingError:
+            new = None
+        if new is None:  # what speaks against it is known before a store is made
+            looked = await move_store(asked, dry_run=dry_run)
+            if dry_run:
+                return looked
+            new = await opened(creates=True)
+        if new.identity == old.identity:
             raise CommandError(f"--from and --to are the same store, {source.shown}")
-        there = None if new is None else target.operator(new)
-        asked = Move(source.operator(old), there, export, retention, progress, archive)
-        return await (give_up(asked) if cancel else move_store(asked, dry_run=dry_run))
+        return await move_store(structs.replace(asked, target=target.operator(new)), dry_run=dry_run)
 
 
 def _put_move(done: dict[str, Any], source: StoreAddress, target: StoreAddress) -> None:

@@ -49,7 +49,7 @@ class Move(Struct, frozen=True):
 
     source: Operator
     target: Operator | None
-    """None where a dry run finds that the target is not there yet."""
+    """None while it is not there: then only what speaks against the move is looked for."""
     export: Export
     work_retention: float | None
     progress: Callable[[str, int], AbstractContextManager[Advance]]
@@ -101,6 +101,8 @@ async def move_store(move: Move, *, dry_run: bool = False) -> dict[str, Any]:
         return _answer(move, mark, found.counts()) | {"refused": [str(one) for one in refused], "dry_run": True}
     if refused:
         raise refused[0]
+    if move.target is None:
+        return _answer(move, mark, found.counts())
     mark = mark or await _begin(move)
     await _mark_target(move, mark)
     await _refuse_running(move)  # a system that was starting has reported by now, or has seen the mark

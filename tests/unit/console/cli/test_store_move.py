@@ -161,6 +161,7 @@ def test_what_cannot_be_moved_is_refused_by_name_and_nothing_changes(
     before = old.read_bytes()
     rk("submit", "--type", "http.get", "--inputs", "{}", "--engine", "sqlite:full.db")
     rk.write("no archive", "taken.jsonl")
+    rk.write("", "empty.db")
     refused = {
         Exit.USAGE: [
             ("--from memory: --to sqlite:new.db", "--from: memory: ends with the process"),
@@ -175,6 +176,7 @@ def test_what_cannot_be_moved_is_refused_by_name_and_nothing_changes(
         ],
         Exit.UNREACHABLE: [
             ("--from sqlite:nowhere.db --to sqlite:new.db", "there is no store at"),
+            ("--from sqlite:empty.db --to sqlite:new.db", "empty.db: is an empty file"),
             ("--from nats://127.0.0.1:9 --to sqlite:new.db", "cannot be reached"),
         ],
     }
@@ -222,6 +224,7 @@ def test_what_a_living_process_holds_is_not_moved_and_what_a_dead_one_held_is(
     asyncio.run(hold(marked_owner("w"), "held"))
     ended = move(rk)
     assert (ended.code, "a process still holds held (w@" in ended.err) == (Exit.TEMPORARY, True), ended.err
+    assert not (rk.folder / "new.db").exists()
 
 
 def test_the_systems_and_values_of_a_move_are_left_behind(rk: Commands, old: Path) -> None:
