@@ -28,7 +28,8 @@ The error tree: every exception that reefknot raises.
     │   │   └── StoreReplacedError         the store's file was deleted, moved or replaced while it was open
     │   ├── StoreFullError                 the disk or the store is full
     │   ├── StoreCorruptError              the stored data is damaged
-    │   └── StoreVersionError              the store has another version, or is not a reefknot store
+    │   ├── StoreVersionError              the store has another version, or is not a reefknot store
+    │   └── StoreMovedError                the store was moved to another one, or is being moved
     ├── NoStoreError (RuntimeError)        a store is needed but none is in scope
     ├── IdempotencyError                   an idempotency key cannot be used in this way
     │   ├── KeyConflictError               the key was used with another payload
