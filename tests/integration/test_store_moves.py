@@ -130,6 +130,25 @@ async def test_a_system_on_the_target_does_the_moved_work_once_and_none_that_had
     assert [one.what for one in taken.history] == ["crashed"], "its router had vanished"
 
 
+@pytest.mark.parametrize("way", ["to a server", "to a file"])
+async def test_a_client_that_was_connected_all_the_time_submits_nothing_to_the_old_store(
+    nats_server: NatsServer, tmp_path: Path, way: str
+) -> None:
+    ends = [f"sqlite:{tmp_path / 'a.db'}", served(nats_server)]
+    old, new = ends if way == "to a server" else reversed(ends)
+    async with rk.connect(old) as client, rk.open_store(old) as store:
+        await client.submit("moved.note", {"name": "a"})
+        done = await asyncio.to_thread(command, tmp_path, "store", "move", "--from", old, "--to", new)
+        assert done.returncode == 0, done.stderr
+        for _ in range(2):
+            with pytest.raises(rk.StoreMovedError, match="it was moved to"):
+                await client.submit("moved.note", {"name": "b"})
+        assert len((await store.work.search(limit=5)).items) == 1
+        if way == "to a server":
+            with pytest.raises(rk.StoreMovedError):
+                await store.idempotency.claim("key", owner="me")
+
+
 @pytest.mark.skipif(not points.ALL, reason="the full size is for `make faults`")
 @pytest.mark.parametrize("way", ["to a server", "to a file"])
 def test_a_hundred_thousand_jobs_and_keys(nats_server: NatsServer, tmp_path: Path, way: str) -> None:

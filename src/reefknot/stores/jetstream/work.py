@@ -189,6 +189,8 @@ class JetStreamWorkQueue(TableWorkQueue):
                 if answers is not None:  # for a moment two routers may believe that they lead, and one keep it first
                     return await self._without_own(items, answers, asked_at)
             await self.state.mirror()
+        if terms.rules is not None and not self.state.leads:
+            await self._adoption.refuse_moved()
         kept = await super().enqueue(items, terms, events=events)
         return await self._without_own(items, kept, asked_at - SKEW_MS) if may_be_kept else kept
 

@@ -116,9 +116,15 @@ async def move_mark(store: Store) -> tuple[MoveMark | None, int]:
 
 async def refuse_moved(store: Store) -> None:
     """Raise `StoreMovedError` if nothing may work on the store because of a move."""
-    mark, _ = await move_mark(store)
-    if mark is not None and mark.forbids_work:
-        raise mark.error()
+    found = await store.values.get(MOVE)
+    if (refusal := refusal_in(None if found is None else found.body)) is not None:
+        raise refusal
+
+
+def refusal_in(body: str | None) -> StoreMovedError | None:
+    """The refusal to work on a store whose mark has this body; None where it may be worked on, or has no mark."""
+    mark = None if body is None else json.decode(body, type=MoveMark)
+    return mark.error() if mark is not None and mark.forbids_work else None
 
 
 class ValueStore(Protocol):

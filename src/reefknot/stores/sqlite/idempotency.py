@@ -36,7 +36,7 @@ from reefknot.idempotency.model import (
 from reefknot.idempotency.port import TakeoverEvents
 from reefknot.stores.sqlite import upkeep
 from reefknot.stores.sqlite.audit import SqliteAuditLog
-from reefknot.stores.sqlite.connection import HASH_BITS, key_hash, query
+from reefknot.stores.sqlite.connection import HASH_BITS, key_hash, moved, query
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import BulkStatement, Handler, StoredKey, Transaction, each, write_apart
 from reefknot.stores.sqlite.wait_table import KEY_TOPIC
@@ -243,6 +243,8 @@ class SqliteIdempotencyStore:
         now, retention_ms = transaction.now, self._retention_ms
         match operation:
             case ClaimRequest():
+                if (refusal := moved(transaction.connection)) is not None:
+                    raise refusal
                 counters = transaction.counters
                 if old is None:
                     self._make_room(transaction, records)

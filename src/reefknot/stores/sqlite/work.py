@@ -18,6 +18,7 @@ from msgspec import json, structs
 
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
+from reefknot.errors import ReefknotError
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.submission import BatchAdmission, Displace
@@ -42,7 +43,7 @@ from reefknot.runtime.tasks import Services
 from reefknot.stores.sqlite import admission
 from reefknot.stores.sqlite import upkeep as retention
 from reefknot.stores.sqlite import work_rows as rows
-from reefknot.stores.sqlite.connection import query
+from reefknot.stores.sqlite.connection import moved, query
 from reefknot.stores.sqlite.message_rows import publish_batch
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import Transaction, each, write_apart
@@ -279,7 +280,11 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
                 over.set_exception(error)
 
 
-def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued | Reject]]:
+def _enqueue_batch(
+    transaction: Transaction, wanted: list[Any]
+) -> Sequence[list[Enqueued | Reject]] | Sequence[ReefknotError]:
+    if (refusal := moved(transaction.connection)) is not None:
+        return [refusal] * len(wanted)
     transaction.counts.flush(transaction.connection)
     known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
     arrivals = BatchAdmission(partial(admission.open_work, transaction.connection, transaction.now.wall))
