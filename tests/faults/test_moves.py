@@ -133,7 +133,7 @@ def test_a_process_that_is_killed_while_it_moves_leaves_what_the_next_one_ends(
     places: tuple[Place, Place], tmp_path: Path
 ) -> None:
     at_old, at_new = places
-    kills = points.spread(range(1, points.either(51, 81), 2), 3)
+    kills = points.spread(range(1, 52, points.either(2, 1)), 3)
 
     async def main(at: int) -> None:
         old, new, archive = at_old(f"old-{at}"), at_new(f"new-{at}"), tmp_path / f"events-{at}.jsonl"
