@@ -8,7 +8,6 @@ the absence of a record under its id.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from math import inf
 
 from msgspec import json, structs
 
@@ -24,8 +23,6 @@ PAGE = 250
 """Items that are read, or written in one batch, at a time."""
 PAGE_BYTES = 4 << 20
 """Payloads and results that are written in one batch, unless a single item has more."""
-LOOK_S = 1.0
-"""How often a client looks for the mark of a move."""
 PLACES = 500
 """Records of one page of those from which the order is known."""
 Place = tuple[int, int, str, int]
@@ -40,17 +37,12 @@ class Adoption:
         self._commits = commits
         self._given = 0
         """How many items of another store this process was given: the order of those of one moment."""
-        self._looked_at = -inf
-        """When the mark of a move was looked for."""
 
     async def refuse_moved(self) -> None:
-        """Refuse work for a store that was moved while this client had it open; it looks at most once a second."""
-        if self._state.clock.now() - self._looked_at < LOOK_S:
-            return
+        """Refuse work for a store that was moved while this client had it open."""
         found = await JetStreamValues(self._state, self._commits).get(MOVE)
         if (refusal := refusal_in(None if found is None else found.body)) is not None:
             raise refusal
-        self._looked_at = self._state.clock.now()
 
     async def records(self) -> AsyncIterator[list[WorkItem]]:
         """All items in the order of their creation. Their places are read first, and are all in memory."""
