@@ -36,7 +36,7 @@ FUNCTION_CEILING = 60
 BUDGETS: Mapping[str, tuple[int, int]] = {
     "app": (2_450, 8),
     "audit": (4_700, 17),
-    "console": (20_650, 72),
+    "console": (21_250, 72),
     "core": (2_100, 14),
     "demo": (850, 4),
     "idempotency": (2_400, 12),
@@ -46,8 +46,8 @@ BUDGETS: Mapping[str, tuple[int, int]] = {
     "retrying": (3_650, 13),
     "runtime": (2_650, 18),
     "steps": (3_800, 17),
-    "stores": (15_700, 48),
-    "testing": (4_050, 17),
+    "stores": (16_200, 49),
+    "testing": (4_150, 17),
 }
 # Parts of a name by which a module is a contract or a value, importable from every product.
 OPEN = frozenset({"model", "port"})

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from reefknot.errors import StoreFullError as StoreFullError
     from reefknot.errors import StoreLockedError as StoreLockedError
     from reefknot.errors import StoreMissingError as StoreMissingError
+    from reefknot.errors import StoreMovedError as StoreMovedError
     from reefknot.errors import StorePermissionError as StorePermissionError
     from reefknot.errors import StoreReplacedError as StoreReplacedError
     from reefknot.errors import StoreUnavailableError as StoreUnavailableError
@@ -167,8 +168,8 @@ _HOMES = {
         "NoStoreError NotJsonError OutcomeUnknownError ParameterError ParameterTypeError QueueFullError "
         "RecordedFailureError ReefknotError RejectedError ResultPendingError ResultTooLargeError RetryAfter "
         "RetryError SourceError StalePositionError StoreCorruptError StoreError StoreFullError StoreLockedError "
-        "StoreMissingError StorePermissionError StoreReplacedError StoreUnavailableError StoreVersionError "
-        "UnknownJobError VirtualDeadlockError"
+        "StoreMissingError StoreMovedError StorePermissionError StoreReplacedError StoreUnavailableError "
+        "StoreVersionError UnknownJobError VirtualDeadlockError"
     ),
     "reefknot.idempotency.decorator": "idempotent",
     "reefknot.ingest.jobs": "IngestionJob JobQueue",

@@ -28,7 +28,8 @@ The error tree: every exception that reefknot raises.
     │   │   └── StoreReplacedError         the store was deleted, replaced or restored while it was open
     │   ├── StoreFullError                 the disk or the store is full
     │   ├── StoreCorruptError              the stored data is damaged
-    │   └── StoreVersionError              the store has another version, or is not a reefknot store
+    │   ├── StoreVersionError              the store has another version, or is not a reefknot store
+    │   └── StoreMovedError                the store was moved to another one, or is being moved
     ├── NoStoreError (RuntimeError)        a store is needed but none is in scope
     ├── IdempotencyError                   an idempotency key cannot be used in this way
     │   ├── KeyConflictError               the key was used with another payload
@@ -311,6 +312,10 @@ class StoreCorruptError(StoreError):
 
 class StoreVersionError(StoreError):
     """The store was written by a newer version, or is not a reefknot store."""
+
+
+class StoreMovedError(StoreError):
+    """The store was moved to another one, or a move to or from it is under way: nothing may work on it."""
 
 
 class NoStoreError(ReefknotError, RuntimeError):

@@ -34,6 +34,7 @@ TestJetStreamIdempotency = conformance.IdempotencyContract
 TestJetStreamAuditLog = conformance.AuditLogContract
 TestJetStreamWorkQueue = conformance.WorkQueueContract
 TestJetStreamQuarantine = conformance.QuarantineContract
+TestJetStreamRecords = conformance.RecordsContract
 TestJetStreamControl = conformance.ControlContract
 TestJetStreamValues = conformance.SharedValueContract
 

@@ -23,6 +23,7 @@ TestMemoryIdempotency = conformance.IdempotencyContract
 TestMemoryAuditLog = conformance.AuditLogContract
 TestMemoryWorkQueue = conformance.WorkQueueContract
 TestMemoryQuarantine = conformance.QuarantineContract
+TestMemoryRecords = conformance.RecordsContract
 TestMemoryControl = conformance.ControlContract
 TestMemoryValues = conformance.ValueContract
 

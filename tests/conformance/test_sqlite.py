@@ -23,6 +23,7 @@ TestSqliteIdempotency = conformance.IdempotencyContract
 TestSqliteAuditLog = conformance.AuditLogContract
 TestSqliteWorkQueue = conformance.WorkQueueContract
 TestSqliteQuarantine = conformance.QuarantineContract
+TestSqliteRecords = conformance.RecordsContract
 TestSqliteControl = conformance.ControlContract
 TestSqliteValues = conformance.SharedValueContract
 

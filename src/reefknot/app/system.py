@@ -29,7 +29,7 @@ from reefknot.audit.port import end_of
 from reefknot.clock import SteadyClock
 from reefknot.core.clock import Clock
 from reefknot.core.redaction import Redactor
-from reefknot.errors import NameTakenError, StoreUnavailableError
+from reefknot.errors import NameTakenError, StoreMovedError, StoreUnavailableError
 from reefknot.ingest.assembly import running_ingestion, sync_entries
 from reefknot.ingest.configured_schedules import running_schedules
 from reefknot.ingest.orchestrator import IngestionOrchestrator
@@ -56,7 +56,7 @@ from reefknot.runtime.timeouts import AWAY_S, STORE_S, ended, unless_away
 from reefknot.steps.port import Block, own_classes
 from reefknot.steps.threads import function_threads
 from reefknot.stores.opening import open_store, options_of
-from reefknot.stores.port import Store
+from reefknot.stores.port import Store, refuse_moved
 from reefknot.stores.port.engines import engine_of
 
 ROUTER_NAME = "router"
@@ -211,7 +211,8 @@ class System:
                 await asyncio.sleep(STORE_PAUSE_S)
         try:
             await presence.refuse_taken_names(self.store, self.system_id)
-        except NameTakenError:
+            await refuse_moved(self.store)  # a move leaves its mark, and then looks for reports
+        except (NameTakenError, StoreMovedError):
             await self._withdraw_status()
             await self._transport.close()
             raise

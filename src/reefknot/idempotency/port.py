@@ -5,7 +5,7 @@ Every call is one atomic step of `idempotency.model`. The `events` of a call are
 the call did what it was asked: a refused write leaves no event. Waiting is always bounded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from reefknot.audit.port import AuditEntry, AuditLog
@@ -73,3 +73,14 @@ class IdempotencyStore(Protocol):
 
     async def purge(self) -> int:
         """Remove the keys whose retention is over; returns how many."""
+
+    def records(self) -> AsyncIterator[list[KeyRecord]]:
+        """All records as they are stored, a bounded page at a time; those whose retention is over may be among them."""
+
+    async def adopt(self, records: Sequence[KeyRecord]) -> int:
+        """
+        Keep the records of another store as they are, beyond any quota, without an event; returns how many are new.
+
+        A key that is there already is left as it is. Every later fence is higher than all that the other store gave
+        out.
+        """

@@ -21,6 +21,7 @@ from reefknot.idempotency.model import KEY_RETENTION_S
 from reefknot.runtime.clocks import clock_of_this_loop, in_virtual_loop
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import printable
+from reefknot.stores.port import refuse_moved
 from reefknot.stores.port.engines import OpenOptions, accepted_urls, engine_of, file_of, has_file, located
 from reefknot.stores.retention import RetentionJob
 
@@ -80,6 +81,12 @@ async def open_store(
     keys, work = (kept, largest_result, most_keys), (given or Retention()).work
     options = OpenOptions(clock or clock_of_this_loop(), *keys, work, nats or {}, **how)
     store = await engine_of(url).open(url, options)
+    if not read_only:
+        try:
+            await refuse_moved(store)
+        except BaseException:
+            await store.close()
+            raise
     removes = tidy and not options.inline and not store.read_only
     job = _retention_job(store, store.clock, given) if removes else None
     try:
@@ -90,6 +97,22 @@ async def open_store(
     finally:
         if job is not None:
             await job.close()
+        await store.close()
+
+
+@asynccontextmanager
+async def store_to_move(
+    url: str, settings: Settings | None, *, creates: bool, work_retention: float | None = None
+) -> AsyncIterator[Store]:
+    """A store as a move opens it: whatever mark it has, without retention, and without a migration."""
+    given: Any = {} if settings is None else options_of(settings)
+    keys = (given.get("retention", KEY_RETENTION_S), given.get("largest_result", 1 << 20), given.get("most_keys"))
+    nats, how = {**given.get("nats", {}), "creates": creates}, {"read_only": False, "migrate": False}
+    options = OpenOptions(clock_of_this_loop(), *keys, work_retention, nats, **how, inline=in_virtual_loop())
+    store = await engine_of(url).open(url, options)
+    try:
+        yield store
+    finally:
         await store.close()
 
 

@@ -28,6 +28,7 @@ from reefknot.errors import (
     StoreCorruptError,
     StoreError,
     StoreLockedError,
+    StoreMovedError,
     StorePermissionError,
     StoreVersionError,
 )
@@ -63,7 +64,7 @@ NOUNS = {
     "config": ("reefknot.console.cli.config:app", "Show and check the configuration."),
     "audit": ("reefknot.console.cli.audit:app", "Tail, verify, replay, export and analyse the audit log."),
     "idempotency": ("reefknot.console.cli.idempotency:app", "Show, resolve and delete idempotency keys."),
-    "store": ("reefknot.console.cli.store:app", "Check, back up, migrate and compact a store."),
+    "store": ("reefknot.console.cli.store:app", "Check, back up, move, migrate and compact a store."),
     "doctor": ("reefknot.console.cli.doctor:app", "Check the store, and say what to do about each finding."),
     "dev": ("reefknot.console.cli.dev:app", "Start NATS servers on this machine to develop against."),
     "init": ("reefknot.console.cli.config:init_app", "Write a commented reefknot.yaml to start from."),
@@ -364,7 +365,7 @@ def exit_for(error: Exception) -> tuple[Exit, list[str]]:
             return Exit.USAGE, [f"reefknot: {FLAGS.get(error.parameter, error.parameter)}: {error.problem}"]
         case StoreCorruptError():
             return Exit.MISMATCH, [f"reefknot: {error}"]
-        case StoreVersionError():
+        case StoreVersionError() | StoreMovedError():
             return Exit.MISCONFIGURED, [f"reefknot: {error}"]
         case StoreLockedError():
             return Exit.TEMPORARY, [f"reefknot: {error}"]

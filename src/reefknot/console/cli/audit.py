@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from reefknot.audit.port import PAGE, AuditLog, ChainReport, KeptEntry, MultiCha
 from reefknot.console.cli.app import CommandError, Exit, UnknownOptionError, examples, noun
 from reefknot.console.cli.audit_files import (
     CSV,
+    EVERY_EVENT,
     JSONL,
     audit_source,
     audited_store,
@@ -355,14 +356,8 @@ def export(
     head_file = head_file_of(file) if is_whole and _is_regular(file) else None
     _check_targets([one for one in (file, head_file) if one is not None and _is_regular(one)], force=force)
 
-    async def work(store: Store) -> tuple[int, list[Head]]:
-        log = store.audit
-        end = (await end_of(log)).sequence
-        heads = await log.heads() if isinstance(log, MultiChainLog) else []
-        heads = heads or [await log.head()]
-        return await export_to(
-            file, head_file, export_pages(log, heads, wanted, chosen, end=end), heads, end=end
-        ), heads
+    def work(store: Store) -> Awaitable[tuple[int, list[Head]]]:
+        return export_log(store, file, head_file, wanted, chosen)
 
     count, heads = with_store(address_of(options, looks=True), work)
     events = f"{count} events of chain {heads[0].chain}, up to {heads[0].sequence}"
@@ -389,6 +384,17 @@ def export(
             say("Keep the head out of reach of those who can write the log: it reveals a cut-off end.")
 
     show(data, text, json=options.json)
+
+
+async def export_log(
+    store: Store, file: Path, head_file: Path | None, wanted: EventFilter = EVERY_EVENT, form: str = JSONL
+) -> tuple[int, list[Head]]:
+    """Write the events of a store to a file, and the heads to theirs. Returns how many events, and the heads."""
+    log = store.audit
+    end = (await end_of(log)).sequence
+    heads = await log.heads() if isinstance(log, MultiChainLog) else []
+    heads = heads or [await log.head()]
+    return await export_to(file, head_file, export_pages(log, heads, wanted, form, end=end), heads, end=end), heads
 
 
 async def export_to(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
@@ -32,6 +32,7 @@ from reefknot.console.cli.options import (
     settings_to_look,
 )
 from reefknot.console.cli.output import Advance, progress, put, relative, say, show
+from reefknot.errors import StoreMovedError, StorePermissionError
 from reefknot.stores.port.engines import accepted_urls, engine_of, file_of, has_file, is_shared, located
 
 if TYPE_CHECKING:
@@ -217,7 +218,8 @@ async def opened(
     address: StoreAddress, *, or_empty: bool = False, creates: bool = False, migrate: bool = False
 ) -> AsyncIterator[Store]:
     """
-    The store, opened without retention, and for reading only where it may not be written, or has an older version.
+    The store, opened without retention, and for reading only where it may not be written, has an older version, or was
+    moved.
 
     One that is missing is made with `creates`, unless `--engine` names it, and is refused otherwise. An empty file is
     refused, too: only `store migrate` may turn it into a store (`or_empty`).
@@ -235,10 +237,21 @@ async def opened(
     options: Any = {} if address.settings is None else options_of(address.settings)
     options["nats"] = {**options.get("nats", {}), "creates": creates}
     read_only = address.has_file and not is_new and not is_writable(str(address.path))
-    async with open_store(address.url, **options, tidy=False, read_only=read_only, migrate=migrate) as store:
+    how = {**options, "tidy": False, "migrate": migrate}
+    moved = None
+    async with AsyncExitStack() as stack:
+        try:
+            store = await stack.enter_async_context(open_store(address.url, **how, read_only=read_only))
+        except StoreMovedError as error:
+            moved = error
+            say(f"{error.store}: {error.problem}")
+            store = await stack.enter_async_context(open_store(address.url, **how, read_only=True))
         if is_new:
             say(f"there was no store at {relative(str(address.path))}: a new one was made")
-        yield store
+        try:
+            yield store
+        except StorePermissionError as error:
+            raise error if moved is None else moved from None
 
 
 def with_store(address: StoreAddress, work: Callable[[Store], Awaitable[R]], **how: bool) -> R:
@@ -266,6 +279,13 @@ def looked(address: StoreAddress, look: Callable[[Operator], Awaitable[R]]) -> R
 # ---- reefknot store --------------------------------------------------------------------------------------------------
 
 app = noun("store", "store check")
+app.command(
+    "reefknot.console.cli.store_move:app",
+    name="move",
+    help="Move a store to another one, of any engine: jobs, results, quarantine, keys, schedules, state of sources.\n\n"
+    "Nothing may run over either store. A move that was interrupted goes on when the same command is given again.\n\n"
+    "The events go to a file that `audit verify` verifies. The old store stays, and can only be read from then on.",
+)
 
 
 @app.command(help_epilogue=examples("store create --engine nats://n1:4222,n2:4222/orders --replicas 3"))
@@ -414,7 +434,10 @@ def _note_backup(address: StoreAddress, target: str, state: FileState) -> None:
     elif not is_writable(str(address.path)):
         say("the store may not be written, so the backup is not among its events")
     else:
-        with_store(address, work)
+        try:
+            with_store(address, work)
+        except StoreMovedError:
+            say("so the backup is not among its events")
 
 
 def _percent(advance: Advance) -> Callable[[int, int], None]:

@@ -41,7 +41,8 @@ from reefknot.runtime.addresses import is_loopback, is_wildcard
 from reefknot.runtime.database_urls import database_file
 from reefknot.runtime.log import error_text, printable
 from reefknot.runtime.timeouts import STORE_S
-from reefknot.stores.port.engines import ExamineOptions, Finding, Level, engine_of
+from reefknot.stores.port import move_mark
+from reefknot.stores.port.engines import ExamineOptions, Finding, Level, engine_of, problem_of
 
 if TYPE_CHECKING:
     from reefknot.policy.schema import DashboardSection
@@ -124,6 +125,8 @@ async def examine_address(
         try:
             async with open_store(url, **options, tidy=False, read_only=True) as store:
                 findings += await _activity(store, settings, silence="warning")  # the server was examined already
+                if (mark := (await move_mark(store))[0]) is not None and mark.forbids_work:
+                    findings.append(problem_of("move", mark.error()))
         except StoreError as error:
             findings.append(Finding("leases", "warning", f"not known: {error.problem}", error.way_out))
     return _report(findings, shown, redactor)

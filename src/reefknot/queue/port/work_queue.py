@@ -9,7 +9,7 @@ twice, but never gets two results, because every new claim has a new fence.
 An operator decides about work that has its result: `change` applies a transition to all items that match a filter.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -375,3 +375,14 @@ class WorkQueue(Protocol):
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         """The item as soon as it has ended (quarantine included), or None after `timeout` seconds."""
+
+    def records(self) -> AsyncIterator[list[WorkItem]]:
+        """All items as they are stored, with payloads, in the order of their arrival, a bounded page at a time."""
+
+    async def adopt(self, items: Sequence[WorkItem]) -> int:
+        """
+        Keep the items of another store as they are, as the latest arrivals, without an event.
+
+        An id that is there already is left as it is. So a call that was interrupted is repeated, with all earlier ones
+        and in the same order. Returns how many are new.
+        """

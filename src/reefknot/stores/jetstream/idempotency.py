@@ -10,8 +10,9 @@ times in it.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -35,9 +36,17 @@ from reefknot.idempotency.model import (
 from reefknot.idempotency.port import TakeoverEvents
 from reefknot.runtime.log import logger
 from reefknot.stores.jetstream.audit_log import JetStreamAuditLog
-from reefknot.stores.jetstream.commits import MOST_TRIES, Batch, Commits, ConflictError, pause_after, run_apart
+from reefknot.stores.jetstream.commits import (
+    MOST_ALONE,
+    MOST_TRIES,
+    Batch,
+    Commits,
+    ConflictError,
+    pause_after,
+    run_apart,
+)
 from reefknot.stores.jetstream.connection import Connection
-from reefknot.stores.jetstream.reads import StreamMessage, count, last_message, scan
+from reefknot.stores.jetstream.reads import StreamMessage, count, last_message, scan, stored_now
 from reefknot.stores.jetstream.state import PART, Message, State, unreadable
 
 R = TypeVar("R")
@@ -46,6 +55,8 @@ LOOK_EVERY_S = 0.25
 """How often a caller that waits for a key checks it, unless the key ends in this process."""
 COUNT_EVERY_MS = 1000
 KEPT_LONGER_S = 60
+PAGE = 500
+"""Records of one page of all keys."""
 
 
 class JetStreamIdempotencyStore:
@@ -189,6 +200,26 @@ class JetStreamIdempotencyStore:
 
         await self._look(checked_key(key))
         return await self._change(key, decide, events)
+
+    async def records(self) -> AsyncIterator[list[KeyRecord]]:
+        names = self._state.names
+        async for page in stored_now(self._state.connection, names.state, [f"{names.name}.key.*"], most=PAGE):
+            yield [await self._decoded(one) for one in page if one.body]
+
+    async def adopt(self, records: Sequence[KeyRecord]) -> int:
+        added = 0
+        for at in range(0, len(records), MOST_ALONE):
+            added += sum(await asyncio.gather(*(self._adopt(one) for one in records[at : at + MOST_ALONE])))
+        return added
+
+    async def _adopt(self, record: KeyRecord) -> bool:
+        def decide(old: KeyRecord | None, batch: Batch, now: Moment) -> bool:
+            if old is None:
+                self._last_fence = max(self._last_fence, record.fence)
+                self._write(batch, None, record, (), now)
+            return old is None
+
+        return await self._change(record.key, decide)
 
     async def purge(self) -> int:
         now, gone = self._state.now(), 0

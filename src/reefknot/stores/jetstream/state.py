@@ -126,7 +126,7 @@ class State(Waiters):
         self.clock = clock
         self.timeline = Timeline(steady=clock.now(), wall=clock.wall())
         self.table = WorkTable(self.offered, most_ended=sys.maxsize)
-        self._work_ttl = work_ttl
+        self.work_ttl = work_ttl
         self.revisions: dict[str, int] = {}
         """By work id: the sequence of its record."""
         self.kept: dict[str, Kept] = {}
@@ -413,8 +413,8 @@ class State(Waiters):
                 messages += self._no_blobs(work_id, payload_parts, result_parts)
                 continue
             subject = self.names.work(item)
-            payload_parts = payload_parts or self._add_blob(messages, item, "payload", item.payload, INLINE_PAYLOAD)
-            result_parts = self._add_blob(messages, item, "result", (item.result or "").encode(), INLINE_RESULT)
+            payload_parts = payload_parts or self.add_blob(messages, item, "payload", item.payload, INLINE_PAYLOAD)
+            result_parts = self.add_blob(messages, item, "result", (item.result or "").encode(), INLINE_RESULT)
             if old_subject and old_subject != subject:
                 is_mirrored = self.names.is_open(old_subject)
                 messages.append(Message(old_subject, b"", revision, over, ttl=TOMBSTONE_S if is_mirrored else 1))
@@ -423,7 +423,7 @@ class State(Waiters):
                 item = structs.replace(item, payload=payload, result=result)
             stored = StoredItem(item, self.table.order_of(work_id), payload_parts, result_parts)
             is_ended = item.state not in _OPEN and item.state is not WorkState.QUARANTINED
-            ttl = self._work_ttl if is_ended else None
+            ttl = self.work_ttl if is_ended else None
             messages.append(Message(subject, json.encode(stored), revision, over, ttl=ttl))
             records.append((work_id, len(messages) - 1, (subject, payload_parts, result_parts)))
         return messages, records
@@ -448,7 +448,7 @@ class State(Waiters):
                 served.append(Message(f"{self.names.pool(pool)}.service", body))
         return entered + served
 
-    def _add_blob(self, messages: list[Message], item: WorkItem, field: str, value: bytes, inline: int) -> int:
+    def add_blob(self, messages: list[Message], item: WorkItem, field: str, value: bytes, inline: int) -> int:
         if len(value) <= inline:
             return 0
         parts = [value[at : at + PART] for at in range(0, len(value), PART)]

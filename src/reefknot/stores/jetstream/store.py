@@ -243,6 +243,13 @@ class JetStreamStore:
             await self._commits.change(run)
         return found
 
+    async def room(self) -> int | None:
+        stream = await stream_info(self.connection, self.names.state)
+        account: dict[str, Any] = json.decode(await self.connection.api("INFO"))
+        bounds = [(stream.config.get("max_bytes", -1), stream.state.get("bytes", 0))]
+        bounds.append((account.get("limits", {}).get("max_storage", -1), account.get("storage", 0)))
+        return min((most - used for most, used in bounds if most > 0), default=None)
+
     def transport(self, *, keeps_shared: bool = False) -> JetStreamTransport:
         most = self.options.max_shared_assignments
         return JetStreamTransport(self.connection, shared_stream=keeps_shared, most_assignments=most)

@@ -38,6 +38,7 @@ from reefknot.queue.port.work_queue import (
     WorkPage,
     WorkSnapshot,
 )
+from reefknot.stores.jetstream.adoption import Adoption
 from reefknot.stores.jetstream.commits import Commits
 from reefknot.stores.jetstream.ended_work import EndedWork
 from reefknot.stores.jetstream.reads import (
@@ -89,6 +90,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         self._read_table: WorkTable | None = None
         """All open work as it was last read, without a mirror."""
         self._read_at = 0.0
+        self._adoption = Adoption(state, commits)
         self._pools_aside: set[str] = set()
         """Classes with work in quarantine, as of the last snapshot."""
 
@@ -190,6 +192,8 @@ class JetStreamWorkQueue(TableWorkQueue):
                 if answers is not None:  # for a moment two routers may believe that they lead, and one keep it first
                     return await self._without_own(items, answers, asked_at)
             await self.state.mirror()
+        if terms.rules is not None and not self.state.leads:
+            await self._adoption.refuse_moved()
         kept = await super().enqueue(items, terms, events=events)
         return await self._without_own(items, kept, asked_at - SKEW_MS) if may_be_kept else kept
 
@@ -356,6 +360,12 @@ class JetStreamWorkQueue(TableWorkQueue):
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         return await self._ends.wait(work_id, timeout)
+
+    def records(self) -> AsyncIterator[list[WorkItem]]:
+        return self._adoption.records()
+
+    async def adopt(self, items: Sequence[WorkItem]) -> int:
+        return await self._adoption.adopt(items)
 
     async def search(
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False

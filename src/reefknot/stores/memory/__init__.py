@@ -26,13 +26,14 @@ from reefknot.stores.memory.store import (
     MemoryControl,
     MemoryIdempotencyStore,
     MemoryTransport,
-    MemoryValues,
 )
+from reefknot.stores.port import StoredValue, checked_body, checked_name
 from reefknot.stores.port.engines import Engine, Examination, ExamineOptions, Finding, OpenOptions, StoreFiles
 from reefknot.stores.work_in_memory.queue import TableLeases, TableWorkQueue
 from reefknot.stores.work_in_memory.table import MOST_ENDED, WorkTable
 
 if TYPE_CHECKING:
+    from reefknot.audit.port import AuditEntry
     from reefknot.stores.port import Store
 
 __all__ = ["ENGINE", "MemoryStore", "MemoryWorkQueue"]
@@ -84,6 +85,48 @@ class MemoryLeases(TableLeases):
         self._work.table.clear_changes()
 
 
+class MemoryValues:
+    """The named values of a memory store."""
+
+    def __init__(self, shared: MemoryContext, audit: MemoryAuditLog) -> None:
+        self._shared = shared
+        self._audit = audit
+        self._values: dict[str, StoredValue] = {}
+        self._last = 0
+
+    async def get(self, name: str) -> StoredValue | None:
+        self._shared.now()
+        return self._values.get(checked_name(name))
+
+    async def put(self, name: str, body: str, *, version: int, events: Sequence[AuditEntry] = ()) -> StoredValue | None:
+        self._shared.now()
+        if self._version(checked_name(name)) != version:
+            return None
+        value = self._values[name] = StoredValue(name, checked_body(body), self._last + 1)
+        self._last += 1
+        self._changed(events)
+        return value
+
+    async def delete(self, name: str, *, version: int, events: Sequence[AuditEntry] = ()) -> bool:
+        self._shared.now()
+        if self._version(checked_name(name)) != version or version == 0:
+            return False
+        del self._values[name]
+        self._changed(events)
+        return True
+
+    async def list(self, prefix: str = "") -> Sequence[StoredValue]:
+        self._shared.now()
+        return [self._values[name] for name in sorted(self._values) if name.startswith(prefix)]
+
+    def _version(self, name: str) -> int:
+        return self._values[name].version if name in self._values else 0
+
+    def _changed(self, events: Sequence[AuditEntry]) -> None:
+        self._audit.add(events)
+        self._shared.changed()
+
+
 class MemoryStore:
     """All parts of a store over one shared state."""
 
@@ -124,6 +167,9 @@ class MemoryStore:
     async def newest_record_at(self) -> int | None:
         found = [self.audit.newest_at, self.work.table.newest_at, self.idempotency.newest_at]
         return max((at for at in found if at is not None), default=None)
+
+    async def room(self) -> int | None:
+        return None
 
     def transport(self, *, keeps_shared: bool = False) -> MemoryTransport:
         return MemoryTransport(self._hub)

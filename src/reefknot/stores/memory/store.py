@@ -1,5 +1,6 @@
 """
-The parts of a memory store except its work: audit log, keys, control, values, transport; and the state they share.
+The parts of a memory store except its work and its values: audit log, keys, control, transport; and the state they
+share.
 
 Events are a list, chained as in every engine; keys are a dictionary. Every change happens between two awaits, which is
 what makes it atomic. Every subscriber of the transport has its own bounded queue, and a sender waits while one is full.
@@ -41,7 +42,6 @@ from reefknot.queue.port.control import EVERYONE, NO_CAPACITY, SILENT_KEPT_S, Co
 from reefknot.queue.port.transport import Delivery, Notice, Room
 from reefknot.runtime.changes import Waiters
 from reefknot.runtime.tasks import ReaderQueue
-from reefknot.stores.port import StoredValue, checked_body, checked_name
 
 MOST_EVENTS = 100_000
 """Most events that a memory store keeps; beyond that the oldest tenth is removed, as by retention."""
@@ -295,6 +295,20 @@ class MemoryIdempotencyStore:
         self._shared.changed()
         return True
 
+    async def records(self) -> AsyncIterator[list[KeyRecord]]:
+        self._shared.now()
+        found = [one for key in list(self._records) if (one := self._record(key)) is not None]
+        if found:
+            yield found
+
+    async def adopt(self, records: Sequence[KeyRecord]) -> int:
+        now = self._shared.now()
+        self._shared.next_fence = count(max(now.wall * 1000, self._shared.next_fence())).__next__
+        new = [one for one in records if one.key not in self._records]
+        self._records |= {one.key: one for one in new}
+        self._shared.changed()
+        return len(new)
+
     async def purge(self) -> int:
         return self._purge(self._shared.now())
 
@@ -407,48 +421,6 @@ class MemoryControl:
             return [report for stale_at, report in self._reported.values() if stale_at > now]
         forgotten = now - milliseconds(SILENT_KEPT_S)
         return [report for stale_at, report in self._reported.values() if forgotten < stale_at <= now]
-
-
-class MemoryValues:
-    """The named values of a memory store."""
-
-    def __init__(self, shared: MemoryContext, audit: MemoryAuditLog) -> None:
-        self._shared = shared
-        self._audit = audit
-        self._values: dict[str, StoredValue] = {}
-        self._last = 0
-
-    async def get(self, name: str) -> StoredValue | None:
-        self._shared.now()
-        return self._values.get(checked_name(name))
-
-    async def put(self, name: str, body: str, *, version: int, events: Sequence[AuditEntry] = ()) -> StoredValue | None:
-        self._shared.now()
-        if self._version(checked_name(name)) != version:
-            return None
-        value = self._values[name] = StoredValue(name, checked_body(body), self._last + 1)
-        self._last += 1
-        self._changed(events)
-        return value
-
-    async def delete(self, name: str, *, version: int, events: Sequence[AuditEntry] = ()) -> bool:
-        self._shared.now()
-        if self._version(checked_name(name)) != version or version == 0:
-            return False
-        del self._values[name]
-        self._changed(events)
-        return True
-
-    async def list(self, prefix: str = "") -> Sequence[StoredValue]:
-        self._shared.now()
-        return [self._values[name] for name in sorted(self._values) if name.startswith(prefix)]
-
-    def _version(self, name: str) -> int:
-        return self._values[name].version if name in self._values else 0
-
-    def _changed(self, events: Sequence[AuditEntry]) -> None:
-        self._audit.add(events)
-        self._shared.changed()
 
 
 REMEMBERED_IDS = 10_000

@@ -10,12 +10,12 @@ at once one is refused, reads again and decides again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, json
 
 from reefknot.core import checks
-from reefknot.errors import ParameterError
+from reefknot.errors import ParameterError, StoreMovedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +65,66 @@ def _size(parameter: str, text: str, accepted: str) -> int:
         return len(checks.text(parameter, text, accepted).encode())
     except UnicodeEncodeError as error:
         raise ParameterError(parameter, text, accepted) from error
+
+
+MOVE = "store.move"
+"""The named value of a store that is, or was, moved to another one or from one."""
+
+
+Role = Literal["source", "target"]
+
+
+class MoveMark(Struct, frozen=True):
+    """
+    The mark of a move, in both of its stores. Addresses are shown ones, times ms UTC.
+
+    Nothing works on a source that has one, nor on a target whose move has not ended.
+    """
+
+    id: str
+    role: Role
+    source: str
+    target: str
+    began_at: int
+    archive: str
+    ended_at: int | None = None
+    report: dict[str, Any] = {}
+    """What was moved, once the move has ended."""
+
+    @property
+    def forbids_work(self) -> bool:
+        """Whether nothing may work on the store that has this mark."""
+        return self.role == "source" or self.ended_at is None
+
+    def error(self) -> StoreMovedError:
+        """The refusal to work on the store."""
+        store = self.source if self.role == "source" else self.target
+        again = f"`reefknot store move --from {self.source} --to {self.target}`"
+        if self.ended_at is None:
+            problem = f"a move from {self.source} to {self.target} is under way"
+            return StoreMovedError(store, problem, f"{again} goes on with it, and with --cancel gives it up")
+        problem = f"it was moved to {self.target}"
+        way_out = f"use that one; to go back, `reefknot store move --from {self.target} --to` a new store"
+        return StoreMovedError(store, problem, way_out)
+
+
+async def move_mark(store: Store) -> tuple[MoveMark | None, int]:
+    """The mark of a store's last move, and its version; None and 0 if there is none."""
+    found = await store.values.get(MOVE)
+    return (None, 0) if found is None else (json.decode(found.body, type=MoveMark), found.version)
+
+
+async def refuse_moved(store: Store) -> None:
+    """Raise `StoreMovedError` if nothing may work on the store because of a move."""
+    found = await store.values.get(MOVE)
+    if (refusal := refusal_in(None if found is None else found.body)) is not None:
+        raise refusal
+
+
+def refusal_in(body: str | None) -> StoreMovedError | None:
+    """The refusal to work on a store whose mark has this body; None where it may be worked on, or has no mark."""
+    mark = None if body is None else json.decode(body, type=MoveMark)
+    return mark.error() if mark is not None and mark.forbids_work else None
 
 
 class ValueStore(Protocol):
@@ -148,6 +208,9 @@ class Store(Protocol):
 
     async def newest_record_at(self) -> int | None:
         """The time of the newest event, key or work item (ms UTC); None in an empty store."""
+
+    async def room(self) -> int | None:
+        """The bytes that the store can take, by the disk or the limits of the server; None where neither says."""
 
     def transport(self, *, keeps_shared: bool = False) -> Transport:
         """

@@ -20,6 +20,7 @@ from reefknot.errors import (
     StoreCorruptError,
     StoreError,
     StoreLockedError,
+    StoreMovedError,
     StorePermissionError,
     StoreVersionError,
 )
@@ -292,6 +293,7 @@ def problem_of(check: str, error: StoreError) -> Finding:
     causes: tuple[tuple[type[StoreError], Cause], ...] = (
         (StoreCorruptError, "damaged"),
         (StoreVersionError, "misconfigured"),
+        (StoreMovedError, "misconfigured"),
         (StoreLockedError, "locked"),
         (StorePermissionError, "forbidden"),
     )

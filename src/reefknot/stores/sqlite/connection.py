@@ -14,6 +14,7 @@ from typing import Any
 
 import apsw
 
+from reefknot.errors import StoreMovedError
 from reefknot.runtime.sqlite_files import (
     checked_version,
     close_connection,
@@ -22,6 +23,7 @@ from reefknot.runtime.sqlite_files import (
     open_read_only,
     require_readable,
 )
+from reefknot.stores.port import MOVE, refusal_in
 
 query: Callable[..., Any] = apsw.Connection.execute
 """The rows of a statement, untyped: what the columns hold is known to the statement alone."""
@@ -165,6 +167,11 @@ def add_key_hash(connection: apsw.Connection) -> None:
         return key_hash(str(values[0]))
 
     connection.create_scalar_function("key_hash", hashed, 1, deterministic=True)
+
+
+def moved(connection: apsw.Connection) -> StoreMovedError | None:
+    """The refusal to work on a store that has the mark of a move: a client that has it open may not know of that."""
+    return refusal_in(query(connection, "SELECT body FROM value WHERE name = ?", (MOVE,)).get)
 
 
 def migrate(connection: apsw.Connection, path: str) -> int:

@@ -10,7 +10,7 @@ a page that is rewritten takes many keys. In one large index each new key would 
 would be busy with them.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -36,7 +36,7 @@ from reefknot.idempotency.model import (
 from reefknot.idempotency.port import TakeoverEvents
 from reefknot.stores.sqlite import upkeep
 from reefknot.stores.sqlite.audit import SqliteAuditLog
-from reefknot.stores.sqlite.connection import HASH_BITS, key_hash, query
+from reefknot.stores.sqlite.connection import HASH_BITS, key_hash, moved, query
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import BulkStatement, Handler, StoredKey, Transaction, each, write_apart
 from reefknot.stores.sqlite.wait_table import KEY_TOPIC
@@ -44,6 +44,7 @@ from reefknot.stores.sqlite.wait_table import KEY_TOPIC
 RECENT_KEYS = 1 << 16
 """About the largest number of keys in `recent_key`."""
 ROWS_PER_MOVE = 256
+PAGE_ROWS = 500
 
 _NAMES = KeyRecord.__struct_fields__
 _COLUMNS = ", ".join(_NAMES)
@@ -55,6 +56,10 @@ _FIND = (
 _LOAD = (
     f"SELECT json_group_array(json_array(seq, json_array({_COLUMNS}))) "  # noqa: S608
     f"FROM ({_FIND.format('recent_key')} UNION ALL {_FIND.format('older_key')})"
+)
+_BEHIND = (
+    f"SELECT json_group_array(json_array(seq, json_array({_COLUMNS}))) "  # noqa: S608
+    "FROM (SELECT * FROM idempotency WHERE seq > ? ORDER BY seq LIMIT ?)"
 )
 _MOVE = "INSERT INTO older_key SELECT hash, seq FROM recent_key WHERE hash BETWEEN ? AND ?"
 _MOVED = "DELETE FROM recent_key WHERE hash BETWEEN ? AND ?"
@@ -189,6 +194,15 @@ class SqliteIdempotencyStore:
         forgotten: bool = await self._write(_forget, (checked_key(key), events))
         return forgotten
 
+    async def records(self) -> AsyncIterator[list[KeyRecord]]:
+        seq = 0
+        while found := await self._context.read(partial(_page_behind, seq=seq)):
+            yield [record for _, record in found]
+            seq = found[-1][0]
+
+    async def adopt(self, records: Sequence[KeyRecord]) -> int:
+        return await self._write(_adopt, (records,))
+
     async def purge(self) -> int:
         return await upkeep.purge_keys(self._context)
 
@@ -229,6 +243,8 @@ class SqliteIdempotencyStore:
         now, retention_ms = transaction.now, self._retention_ms
         match operation:
             case ClaimRequest():
+                if (refusal := moved(transaction.connection)) is not None:
+                    raise refusal
                 counters = transaction.counters
                 if old is None:
                     self._make_room(transaction, records)
@@ -312,6 +328,22 @@ def move_recent(connection: apsw.Connection, before: int, after: int) -> None:
         hashes = (first, first + width - 1)
         connection.execute(_MOVE, hashes)
         connection.execute(_MOVED, hashes)
+
+
+def _page_behind(connection: apsw.Connection, seq: int) -> list[StoredKey]:
+    return _rows.decode(query(connection, _BEHIND, (seq, PAGE_ROWS)).get)
+
+
+@each
+def _adopt(transaction: Transaction, records: Sequence[KeyRecord]) -> int:
+    """Write rows of new keys. Fences go on behind the time: those of a store on a server follow it."""
+    counters, known = transaction.counters, _current(transaction, [record.key for record in records])
+    new = {record.key: record for record in records if record.key not in known}
+    _save(transaction, new.values(), known)
+    counters.fence = max(counters.fence, transaction.now.wall * 1000)
+    counters.keys += len(new)
+    transaction.touched.update(KEY_TOPIC + key for key in new)
+    return len(new)
 
 
 @each

@@ -8,6 +8,7 @@ has ended.
 """
 
 import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -214,6 +215,9 @@ class SqliteStore:
 
     async def newest_record_at(self) -> int | None:
         return await self._context.read(newest_record_at)
+
+    async def room(self) -> int:
+        return shutil.disk_usage(Path(self.path).parent).free
 
     def transport(self, *, keeps_shared: bool = False) -> SqliteTransport:
         return SqliteTransport(self._context, self._connect, self._watcher.wake)

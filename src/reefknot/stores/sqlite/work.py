@@ -7,7 +7,7 @@ whatever process that is made.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -18,6 +18,7 @@ from msgspec import json, structs
 
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment, milliseconds
+from reefknot.errors import ReefknotError
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.submission import BatchAdmission, Displace
@@ -42,7 +43,7 @@ from reefknot.runtime.tasks import Services
 from reefknot.stores.sqlite import admission
 from reefknot.stores.sqlite import upkeep as retention
 from reefknot.stores.sqlite import work_rows as rows
-from reefknot.stores.sqlite.connection import query
+from reefknot.stores.sqlite.connection import moved, query
 from reefknot.stores.sqlite.message_rows import publish_batch
 from reefknot.stores.sqlite.reads import StoreContext
 from reefknot.stores.sqlite.transaction import Transaction, each, write_apart
@@ -213,6 +214,17 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
     async def purge(self, before: int) -> int:
         return await retention.purge_work(self._context, before)
 
+    async def records(self) -> AsyncIterator[list[WorkItem]]:
+        seq = 0
+        while True:
+            found, seq = await self._context.read(partial(rows.page_behind, seq=seq))
+            if not found:
+                return
+            yield found
+
+    async def adopt(self, items: Sequence[WorkItem]) -> int:
+        return await self._context.write(_adopt, (items,))
+
     async def soonest(self, classes: Sequence[str]) -> float:
         return await self._context.look(partial(_soonest, now=self._context.now(), classes=classes))
 
@@ -268,7 +280,11 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
                 over.set_exception(error)
 
 
-def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> list[list[Enqueued | Reject]]:
+def _enqueue_batch(
+    transaction: Transaction, wanted: list[Any]
+) -> Sequence[list[Enqueued | Reject]] | Sequence[ReefknotError]:
+    if (refusal := moved(transaction.connection)) is not None:
+        return [refusal] * len(wanted)
     transaction.counts.flush(transaction.connection)
     known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
     arrivals = BatchAdmission(partial(admission.open_work, transaction.connection, transaction.now.wall))
@@ -471,6 +487,14 @@ def _transfer(transaction: Transaction, work_id: str, resource_class: str, due_a
         return False
     rows.update(transaction, [item], [core.transferred(item, resource_class, transaction.now, due_at=due_at)])
     return True
+
+
+@each
+def _adopt(transaction: Transaction, items: Sequence[WorkItem]) -> int:
+    known = rows.known(transaction.connection, [item.id for item in items])
+    new = [item for item in items if item.id not in known]
+    rows.insert(transaction, new)
+    return len(new)
 
 
 def _soonest(connection: apsw.Connection, now: Moment, classes: Sequence[str]) -> float:

@@ -117,6 +117,14 @@ _OF_CLASS = {
 _OF_SEQS = f"SELECT {FULL} FROM (SELECT value AS chosen FROM json_each(?)) CROSS JOIN work ON seq = chosen"  # noqa: S608
 _BY_SEQ = _AS_ONE_ROW + "(SELECT * FROM work WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq {})"  # noqa: S608
 
+PAGE_ROWS, PAGE_BYTES = 500, 4 << 20
+_BEHIND = (
+    f"SELECT seq, {FULL} FROM work WHERE seq > ?1 AND seq <= (SELECT max(seq) FROM (SELECT seq, "  # noqa: S608
+    "sum(length(payload) + ifnull(length(result), 0)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) "
+    f"- length(payload) - ifnull(length(result), 0) AS before FROM (SELECT seq, payload, result FROM work "
+    f"WHERE seq > ?1 ORDER BY seq LIMIT {PAGE_ROWS})) WHERE before < {PAGE_BYTES}) ORDER BY seq"
+)
+
 
 Way = tuple[str, tuple[str | int, ...]]
 """A condition, and its values."""
@@ -396,6 +404,12 @@ def over(connection: apsw.Connection, ids: Sequence[str]) -> list[WorkItem]:
 def of_seqs(connection: apsw.Connection, seqs: str) -> list[WorkItem]:
     """The items of these rows, with their payloads, in the order in which the rows are named."""
     return [item_of(row) for row in query(connection, _OF_SEQS, (seqs,)).fetchall()]
+
+
+def page_behind(connection: apsw.Connection, seq: int) -> tuple[list[WorkItem], int]:
+    """The next items behind a row in the order of arrival, with their payloads, and the last one's row."""
+    found = query(connection, _BEHIND, (seq,)).fetchall()
+    return [item_of(row[1:]) for row in found], found[-1][0] if found else seq
 
 
 def insert(transaction: Transaction, items: Sequence[WorkItem]) -> None:

@@ -8,7 +8,7 @@ An engine that holds its work in a table says how a change of it is made whole (
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import TypeVar
 
 from reefknot.audit.port import AuditEntry
@@ -37,6 +37,8 @@ from reefknot.stores.wakeups import END_TOPIC, LOOK_S, WakingQueue
 from reefknot.stores.work_in_memory.table import WorkTable
 
 R = TypeVar("R")
+RECORDS = 500
+"""Items on a page of all that are stored."""
 
 
 class TableWorkQueue(WakingQueue):
@@ -148,6 +150,14 @@ class TableWorkQueue(WakingQueue):
 
     async def purge(self, before: int) -> int:
         return await self.write(lambda _: self.table.purge(before), wake=False)
+
+    async def records(self) -> AsyncIterator[list[WorkItem]]:
+        found = await self.look(lambda _: self.table.in_order())
+        for at in range(0, len(found), RECORDS):
+            yield found[at : at + RECORDS]
+
+    async def adopt(self, items: Sequence[WorkItem]) -> int:
+        return await self.write(lambda now: self.table.adopt(items, now=now), ids=[item.id for item in items])
 
     async def soonest(self, classes: Sequence[str]) -> float:
         return await self.look(lambda now: self.table.soonest(classes, now))

@@ -267,6 +267,12 @@ class WorkTable(WorkItems):
             self.remove(work_id)
         return len(gone)
 
+    def adopt(self, items: Sequence[WorkItem], *, now: Moment) -> int:
+        new = [item for item in items if item.id not in self.items]
+        for item in new:
+            self.put(item, now)
+        return len(new)
+
     # ---- reads -------------------------------------------------------------------------------------------------------
 
     def get(self, work_id: str) -> WorkItem | None:
@@ -289,6 +295,9 @@ class WorkTable(WorkItems):
     def by_id(self, which: WorkFilter, *, after: str = "", limit: int = 100) -> list[WorkItem]:
         found = [item for item in self._matching(which) if item.id > after]
         return [structs.replace(item, payload=b"") for item in found[:limit]]
+
+    def in_order(self) -> list[WorkItem]:
+        return [self._with_lease(self.items[one]) for one in sorted(self.items, key=self._order.__getitem__)]
 
     def count(self, which: WorkFilter) -> dict[str, int]:
         return dict(Counter(item.kind for item in self._matching(which)).most_common())

@@ -17,6 +17,7 @@ from reefknot.testing.conformance.documents import DocumentHarness, DocumentsCon
 from reefknot.testing.conformance.harness import Harness
 from reefknot.testing.conformance.idempotency_store import IdempotencyContract
 from reefknot.testing.conformance.quarantine import QuarantineContract
+from reefknot.testing.conformance.records import RecordsContract
 from reefknot.testing.conformance.transport import TransportContract, TransportHarness
 from reefknot.testing.conformance.values import SharedValueContract, ValueContract
 from reefknot.testing.conformance.work_queue import WorkQueueContract
@@ -30,6 +31,7 @@ __all__ = [
     "Harness",
     "IdempotencyContract",
     "QuarantineContract",
+    "RecordsContract",
     "SharedValueContract",
     "TransportContract",
     "TransportHarness",
