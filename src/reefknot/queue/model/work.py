@@ -115,6 +115,13 @@ class HistoryEntry(Struct, frozen=True, gc=False, array_like=True):
     ran_ms: int = 0  # how long the attempt that this ended had run
 
 
+class Extra(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What only some work has. It is stored as a JSON object, empty for most."""
+
+
+NO_EXTRA = Extra()
+
+
 class WorkItem(Struct, frozen=True, gc=False, array_like=True):
     """A piece of work as it is stored. `failure` and `result` are JSON text; times are milliseconds UTC."""
 
@@ -150,6 +157,7 @@ class WorkItem(Struct, frozen=True, gc=False, array_like=True):
     pool: str = ""
     """The resource class whose slots run it, independent of its holder: `io` for `router` and for `io@worker-1`."""
     payload: bytes = b""
+    extra: Extra = NO_EXTRA
 
     @property
     def assignment_id(self) -> str:
@@ -274,6 +282,7 @@ def accepted(item: WorkItem, now: Moment, *, is_claimed: bool = False) -> WorkIt
         admission=item.admission,
         pool=item.pool or pool_of(item.resource_class),
         payload=item.payload,
+        extra=item.extra,
     )
 
 

@@ -142,9 +142,11 @@ CREATE TABLE listener (
 CREATE TABLE boot (name TEXT PRIMARY KEY, began_at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS = (_TABLES,)
+_EXTRA = "ALTER TABLE work ADD COLUMN extra TEXT NOT NULL DEFAULT '{}'"
+
+MIGRATIONS = (_TABLES, _EXTRA)
 VERSION = len(MIGRATIONS)
-READABLE_FROM = 1
+READABLE_FROM = 2
 """The oldest version whose tables are read as they are."""
 
 HASH_BITS = 48
