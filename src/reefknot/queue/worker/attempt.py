@@ -67,6 +67,7 @@ from reefknot.queue.model.submission import EXPIRED
 from reefknot.queue.model.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem, step_key
 from reefknot.queue.worker.context import WorkerContext
 from reefknot.queue.worker.destinations import Destination, Outages
+from reefknot.queue.worker.notes import AttemptNotes
 from reefknot.queue.worker.records import (
     AcceptedWork,
     AttemptInputs,
@@ -118,6 +119,7 @@ class StepRunner:
         trace: WorkTrace | None,
         task: asyncio.Task[Any] | None,
         overdue: ReportOverdue,
+        notes: AttemptNotes,
     ) -> AttemptReport | None:
         """
         Execute once in this task, and decide what follows.
@@ -135,7 +137,7 @@ class StepRunner:
             factor = admitted.timeout_factor
             request = request.degraded(skip_retries=admitted.skip_retries, timeout_factor=factor)
         queue = (admitted.queue_depth, admitted.overload_status)
-        attempt = AttemptInputs(item, assignment, request, target, wall, book, *queue, trace)
+        attempt = AttemptInputs(item, assignment, request, target, wall, book, notes, *queue, trace)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
         if block is None:
@@ -272,7 +274,7 @@ class StepRunner:
         policy, wall = self._policy(attempt, None), self._clock.wall()
         left = policy.time_budget - attempt.elapsed(wall)
         if attempt.item.crashes and (left <= 0 or not attempt.item.attempts):
-            left = policy.time_budget  # what was lost with its worker, or while it waited to run alone, is made up for
+            left = policy.time_budget - attempt.spent  # what was lost with its worker, or in a wait, is made up for
         if attempt.item.deadline_at is not None:
             left = min(left, attempt.item.deadline_at / 1000 - wall)
         return max(SHORTEST_S, min(policy.attempt_timeout, left)), left <= policy.attempt_timeout
@@ -299,6 +301,8 @@ class StepRunner:
             assignment.tenant_id,
             assignment.trace_id,
             assignment.traceparent if attempt.trace is None else attempt.trace.traceparent,
+            attempt.notes.last_checkpoint,
+            attempt.notes,
         )
         timeout = self._context.timeouts.timeout(seconds, time_is_over, task=task)
         keys = AttemptKeys(timeout.end)
@@ -388,7 +392,8 @@ class StepRunner:
         if attempt.item.deadline_at is not None:  # both clocks hold: the budget ends where the deadline is
             left = attempt.item.deadline_at / 1000 - wall + attempt.elapsed(wall)
             policy = policy.replace(time_budget=max(SHORTEST_S, min(policy.time_budget, left)))
-        history = History(attempt.number, attempt.elapsed(wall), attempt.item.budget.last_delay)
+        counted, last_delay = attempt.counted, attempt.item.budget.last_delay
+        history = History(counted, attempt.elapsed(wall), last_delay if counted > 1 else 0.0)
         seed = seeds.process_seed if self._context.seed is None else self._context.seed
         chosen = draw(seed, key_number(assignment.assignment_id), attempt.item.attempts)
         throttle = destination.throttle if self._settings.retries_v2 else None
@@ -396,8 +401,8 @@ class StepRunner:
         decision = decide(policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
         record = DecisionRecord.of(decision, policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
         is_aside = isinstance(decision, Stop) and self._sets_aside(ran.unknown)
-        number, trace = attempt.number, ran.traceback
-        self.log.decided(assignment, decision, policy, failure, attempts=number, traceback=trace, quarantined=is_aside)
+        trace = ran.traceback
+        self.log.decided(assignment, decision, policy, failure, attempts=counted, traceback=trace, quarantined=is_aside)
         if attempt.trace is not None:
             attempt.trace.attempt_failed(failure, decision)
         if isinstance(decision, Again):
@@ -408,7 +413,8 @@ class StepRunner:
             due, began = int((wall + decision.delay) * 1000), int(attempt.began * 1000)
             delay_ms, kind = int(decision.delay * 1000), failure.failure_type.value
             kept = failure_json(failure, ran.traceback)
-            again = TryAgain(due, kept, kind, delay_ms, began_at=began, delay=decision.delay)
+            made = attempt.notes.checkpoints
+            again = TryAgain(due, kept, kind, delay_ms, began_at=began, delay=decision.delay, progress=made)
             return AttemptReport(again, tuple(events))
         events.append(end_event(assignment, wall, attempt.number, decision.reason, record, began=attempt.began))
         self.counters.throttled += decision.reason is Reason.THROTTLED

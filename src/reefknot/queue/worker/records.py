@@ -44,7 +44,8 @@ from reefknot.queue.model.messages import (
     encode,
 )
 from reefknot.queue.model.results import assignment_of, item_of
-from reefknot.queue.model.work import Settled, WorkItem
+from reefknot.queue.model.work import Settled, WorkItem, attempts_since_progress
+from reefknot.queue.worker.notes import AttemptNotes
 
 _ROOM = 64 * 1024
 """Bytes of a result that are not its outputs, at most."""
@@ -260,6 +261,7 @@ class AttemptInputs(Struct, frozen=True):
     target: str
     began: float
     book: Book
+    notes: AttemptNotes
     queue_depth: int = 0
     overload_status: OverloadStatus = OverloadStatus.HEALTHY
     """The queue as it was at admission."""
@@ -268,6 +270,16 @@ class AttemptInputs(Struct, frozen=True):
     @property
     def number(self) -> int:
         return self.item.attempts + 1
+
+    @property
+    def counted(self) -> int:
+        """The attempts that count by now, with this one: none of those before its latest checkpoint."""
+        return attempts_since_progress(self.item, self.notes.checkpoints) + 1
+
+    @property
+    def spent(self) -> float:
+        """Seconds of earlier attempts that led to a checkpoint."""
+        return 0.0 if self.item.extra.notes is None else self.item.extra.notes.spent_ms / 1000
 
     def elapsed(self, wall: float) -> float:
         first = self.item.budget.first_attempt_at

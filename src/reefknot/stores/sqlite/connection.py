@@ -142,7 +142,17 @@ CREATE TABLE listener (
 CREATE TABLE boot (name TEXT PRIMARY KEY, began_at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 """
 
-_EXTRA = "ALTER TABLE work ADD COLUMN extra TEXT NOT NULL DEFAULT '{}'"
+_EXTRA = """
+ALTER TABLE work ADD COLUMN extra TEXT NOT NULL DEFAULT '{}';
+
+-- The parts of what a step says of itself: its checkpoint, its lines of log. They go with the row of its job.
+CREATE TABLE work_note (
+    id TEXT NOT NULL, part TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (id, part)
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER work_out AFTER DELETE ON work WHEN old.extra <> '{}' BEGIN
+    DELETE FROM work_note WHERE id = old.id;
+END;
+"""
 
 MIGRATIONS = (_TABLES, _EXTRA)
 VERSION = len(MIGRATIONS)

@@ -1,6 +1,6 @@
 """Rows of the work table: written, read, and turned into items. Payloads are only read where they are wanted."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -393,6 +393,17 @@ def one(connection: apsw.Connection, work_id: str) -> WorkItem | None:
     """The item of this id with its payload, if there is one."""
     row = query(connection, f"SELECT {FULL} FROM work WHERE id = ?", (work_id,)).fetchone()  # noqa: S608
     return None if row is None else item_of(row)
+
+
+def keep_notes(transaction: Transaction, work_id: str, parts: Mapping[str, bytes]) -> None:
+    """Write these parts of an item's notes."""
+    for part, body in parts.items():
+        transaction.connection.execute("INSERT OR REPLACE INTO work_note VALUES (?, ?, ?)", (work_id, part, body))
+
+
+def notes(connection: apsw.Connection, work_id: str) -> dict[str, bytes]:
+    """The parts of an item's notes."""
+    return dict(query(connection, "SELECT part, body FROM work_note WHERE id = ?", (work_id,)))
 
 
 def known(connection: apsw.Connection, ids: list[str]) -> set[str]:
