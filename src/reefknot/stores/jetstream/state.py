@@ -406,6 +406,8 @@ class State(Waiters):
             if item is None:
                 messages.append(Message(old_subject, b"", revision, over, ttl=1))
                 messages += self._no_blobs(work_id, payload_parts, result_parts)
+                if before is not None and before.extra.notes is not None:
+                    messages += [Message(self.names.blob(work_id, part, 0), ttl=1) for part in (CHECKPOINT, LINES)]
                 continue
             subject = self.names.work(item)
             parts = self.table.parts.get(work_id, {}).items()
