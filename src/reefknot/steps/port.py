@@ -14,7 +14,7 @@ from msgspec import Struct
 from reefknot.core.failure import Failure
 from reefknot.policy.model.book import FieldValue, Layer, Patch, patch
 from reefknot.queue.model.messages import StepResult
-from reefknot.queue.model.notes import Progress, checkpoint_text
+from reefknot.queue.model.notes import StepProgress, checkpoint_text
 
 StepRule = Callable[[Exception, Failure], Any]
 """Whether an exception of a step is retried: True, False, or the seconds to wait at least; or an awaitable of these."""
@@ -35,7 +35,7 @@ class StepNotes:
         """Keep a checkpoint, as JSON text."""
         return AtOnce()
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: StepProgress) -> None:
         """Keep how far the step has come."""
 
     def log(self, text: str) -> None:
@@ -74,7 +74,7 @@ class BlockContext(Struct, frozen=True):
 
     def progress(self, done: float, of: float | None = None, text: str = "") -> None:
         """Say how far the step has come, for people: so much `done`, `of` so much, and what it does now."""
-        self.notes.progress(Progress.checked(done, of, text))
+        self.notes.progress(StepProgress.checked(done, of, text))
 
     def log(self, text: str) -> None:
         """Keep a line with the job: `reefknot job logs` and its page show it. The last 200 lines are kept, or 32 kB."""

@@ -115,4 +115,5 @@ def _named(one: dict[str, Any], address: StoreAddress) -> str:
     job = str(one["id"] or "")
     if one["tenant_id"]:
         job = f"{job} of {one['tenant_id']}"
-    return address.redactor(job)[:60]
+    shown: str = address.redactor(job)
+    return shown[:60]

@@ -1,5 +1,5 @@
 """
-What steps say of themselves: how far jobs have come, the checkpoint they go on from, and their lines of log.
+Notes of steps for people: how far jobs have come, the checkpoint they go on from, and their lines of log.
 
 The record of a job has its progress. The rest is read by the job's id, and only where a step has said something.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from reefknot.console.operations.values import time_text
-from reefknot.queue.model.notes import CHECKPOINT, LINES, LogLines, Progress
+from reefknot.queue.model.notes import CHECKPOINT, LINES, StepLog, StepProgress
 from reefknot.queue.model.work import WorkState, is_workers
 from reefknot.queue.port.work_queue import WorkFilter
 
@@ -35,7 +35,7 @@ def progress_fields(item: WorkItem) -> dict[str, Any] | None:
 
 def progress_in_words(fields: dict[str, Any]) -> str:
     """`3 of 10 (30 %), resizing`."""
-    return str(Progress(fields["done"], fields["of"], fields["text"]))
+    return str(StepProgress(fields["done"], fields["of"], fields["text"]))
 
 
 async def kept_parts(store: Store, item: WorkItem) -> dict[str, bytes]:
@@ -54,7 +54,7 @@ def checkpoint_fields(operator: Operator, item: WorkItem, parts: dict[str, bytes
 
 def log_fields(operator: Operator, parts: dict[str, bytes], after: int = 0) -> dict[str, Any]:
     """The lines of a job behind line number `after`, in order; `dropped` counts the first ones, which are gone."""
-    log = LogLines.read(parts.get(LINES))
+    log = StepLog.read(parts.get(LINES))
     lines = [
         {"number": number, "at": time_text(one.at), "attempt": one.attempt, "text": operator.redactor(one.text)}
         for number, one in enumerate(log.lines, log.dropped + 1)

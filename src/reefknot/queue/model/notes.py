@@ -25,15 +25,15 @@ LONGEST_TEXT = 200
 """Characters of the text of a progress."""
 
 
-class Progress(Struct, frozen=True, gc=False, omit_defaults=True):
-    """How far a step has come: so much `done`, `of` so much where that is known, and what it does now."""
+class StepProgress(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Progress of a step: so much is `done`, `of` so much where that is known, and a text about what it does now."""
 
     done: int | float
     of: int | float | None = None
     text: str = ""
 
     @classmethod
-    def checked(cls, done: float, of: float | None, text: str) -> "Progress":
+    def checked(cls, done: float, of: float | None, text: str) -> "StepProgress":
         """The progress that a step gave; numbers that are none are refused."""
         for name, given in (("done", done), ("of", 0 if of is None else of)):
             if isinstance(given, bool) or not isinstance(given, int | float):
@@ -61,11 +61,11 @@ def _plain(number: float) -> str:
 
 
 class Notes(Struct, frozen=True):
-    """What a step has said since its notes were last stored."""
+    """Notes of a step that are not stored yet."""
 
     checkpoints: int = 0
     """The checkpoints of the job, from its beginning to now."""
-    progress: Progress | None = None
+    progress: StepProgress | None = None
     """The latest, if there is a new one."""
     parts: Mapping[str, bytes] = {}
     """The parts that have changed, as a whole."""
@@ -81,10 +81,10 @@ class Noted(Struct, frozen=True, gc=False, omit_defaults=True):
     """The running time that led to a checkpoint: what was lost with a worker is not in it."""
     at_crash: int = 0
     """The checkpoints there were when the job crashed last."""
-    progress: Progress | None = None
+    progress: StepProgress | None = None
 
     def after(self, notes: Notes, now: Moment, *, began_at: int) -> "Noted":
-        """These with what was said since, in an attempt that began then (ms UTC)."""
+        """The notes with newer ones, of an attempt that began then (ms UTC)."""
         kept = structs.replace(self, progress=notes.progress or self.progress)
         if notes.checkpoints <= self.checkpoints:
             return kept
@@ -101,7 +101,7 @@ def checkpoint_text(value: object) -> bytes:
     return text
 
 
-class LogLine(Struct, frozen=True, gc=False, array_like=True):
+class StepLine(Struct, frozen=True, gc=False, array_like=True):
     """A line that a step logged: when (ms UTC), in which attempt, and its text."""
 
     at: int
@@ -109,24 +109,24 @@ class LogLine(Struct, frozen=True, gc=False, array_like=True):
     text: str
 
 
-class LogLines(Struct, frozen=True, omit_defaults=True):
+class StepLog(Struct, frozen=True, omit_defaults=True):
     """The latest lines of a job. The oldest ones go when there are too many; `dropped` counts them."""
 
-    lines: tuple[LogLine, ...] = ()
+    lines: tuple[StepLine, ...] = ()
     dropped: int = 0
 
-    def with_lines(self, new: list[LogLine]) -> "LogLines":
-        """These and the new ones, within the bounds."""
+    def with_lines(self, new: list[StepLine]) -> "StepLog":
+        """The log with these lines at its end, within the bounds."""
         lines, dropped = [*self.lines, *new], self.dropped
         size = sum(len(one.text.encode()) for one in lines)
         gone = 0
         while lines[gone:] and (len(lines) - gone > MOST_LINES or size > LARGEST_LOG):
             size -= len(lines[gone].text.encode())
             gone += 1
-        return LogLines(tuple(lines[gone:]), dropped + gone)
+        return StepLog(tuple(lines[gone:]), dropped + gone)
 
     @classmethod
-    def read(cls, part: bytes | None) -> "LogLines":
+    def read(cls, part: bytes | None) -> "StepLog":
         """The lines of a stored part; none where there is no part, or a damaged one."""
         try:
             return cls() if part is None else msgspec.json.decode(part, type=cls)

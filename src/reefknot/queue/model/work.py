@@ -117,7 +117,7 @@ class HistoryEntry(Struct, frozen=True, gc=False, array_like=True):
 
 
 class Extra(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What only some work has. It is stored as a JSON object, empty for most."""
+    """Fields that only some work has. The record is stored as a JSON object, empty for most."""
 
     notes: Noted | None = None
     """What its step has said of itself."""

@@ -24,10 +24,10 @@ from reefknot.queue.model.notes import (
     LONGEST_LINE,
     LONGEST_TEXT,
     MOST_LINES,
-    LogLine,
-    LogLines,
     Notes,
-    Progress,
+    StepLine,
+    StepLog,
+    StepProgress,
 )
 from reefknot.queue.model.work import WorkItem
 from reefknot.queue.port.work_queue import Held
@@ -62,9 +62,9 @@ class AttemptNotes(StepNotes):
         self._thread = get_ident()
         self._lock = Lock()
         self._checkpoint: bytes | None = None
-        self._progress: Progress | None = None
-        self._lines = LogLines.read(before.get(LINES))
-        self._new_lines: list[LogLine] = []
+        self._progress: StepProgress | None = None
+        self._lines = StepLog.read(before.get(LINES))
+        self._new_lines: list[StepLine] = []
         self._has_new_lines = False
         self._on_its_way: Notes | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class AttemptNotes(StepNotes):
 
     @classmethod
     async def of(cls, context: WorkerContext, item: WorkItem) -> "AttemptNotes":
-        """Those of an attempt that begins now, with what earlier ones left."""
+        """The notes of an attempt that begins now, with what earlier ones left."""
         if item.extra.notes is None:
             return cls(context, item, {})
         async with asyncio.timeout(STORE_S):
@@ -95,7 +95,7 @@ class AttemptNotes(StepNotes):
             asyncio.run_coroutine_threadsafe(self._saved(), self._loop).result(STORE_S + EVERY_S)
         return AtOnce()
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: StepProgress) -> None:
         with self._lock:
             self._progress = progress
         self._arm_from_anywhere()
@@ -104,7 +104,7 @@ class AttemptNotes(StepNotes):
         if not isinstance(text, str):
             raise ParameterTypeError("text", text, "a text")
         shown = printable(self._context.redactor(text), most=LONGEST_LINE)
-        line = LogLine(int(self._context.clock.wall() * 1000), self._item.attempts + 1, shown)
+        line = StepLine(int(self._context.clock.wall() * 1000), self._item.attempts + 1, shown)
         with self._lock:
             self._new_lines.append(line)
             self._has_new_lines = True
@@ -169,7 +169,7 @@ class AttemptNotes(StepNotes):
         return self._checkpoint is not None or self._progress is not None or self._has_new_lines
 
     def _take(self) -> Notes | None:
-        """What is not written; None if there is nothing."""
+        """Take all that is not written; None if there is nothing."""
         with self._lock:
             if not self._has_news():
                 return None
@@ -197,7 +197,7 @@ class AttemptNotes(StepNotes):
     # ---- the end of the attempt -------------------------------------------------------------------------------------
 
     def end(self) -> Notes | None:
-        """What the report of the attempt takes along; nothing can be said any more."""
+        """End the notes. Returns what is not stored, which goes with the report of the attempt."""
         if self._timer is not None:
             self._timer.cancel()
         if self._on_its_way is not None:  # perhaps it does not arrive

@@ -17,6 +17,7 @@ from reefknot.audit.model.event import Admission as AdmissionEvent
 from reefknot.audit.model.event import Event
 from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
+from reefknot.core.decide import History
 from reefknot.core.failure import ErrorCode
 from reefknot.policy.model.book import Book
 from reefknot.queue.execution.tracing import WorkTrace
@@ -44,8 +45,9 @@ from reefknot.queue.model.messages import (
     encode,
 )
 from reefknot.queue.model.results import assignment_of, item_of
-from reefknot.queue.model.work import Settled, WorkItem, attempts_since_progress
+from reefknot.queue.model.work import Settled, WorkItem, attempts_since_progress, step_key
 from reefknot.queue.worker.notes import AttemptNotes
+from reefknot.steps.port import BlockContext
 
 _ROOM = 64 * 1024
 """Bytes of a result that are not its outputs, at most."""
@@ -275,6 +277,26 @@ class AttemptInputs(Struct, frozen=True):
     def counted(self) -> int:
         """The attempts that count by now, with this one: none of those before its latest checkpoint."""
         return attempts_since_progress(self.item, self.notes.checkpoints) + 1
+
+    def history(self, wall: float) -> History:
+        """The history of a failure of this attempt, as the retry decision takes it."""
+        last_delay = self.item.budget.last_delay if self.counted > 1 else 0.0
+        return History(self.counted, self.elapsed(wall), last_delay)
+
+    def context(self, seconds: float) -> BlockContext:
+        """The context that the step is given, for so many seconds."""
+        assignment, trace = self.assignment, self.trace
+        return BlockContext(
+            assignment.assignment_id,
+            self.number,
+            step_key(assignment.record_id, self.item.generation),
+            seconds,
+            assignment.tenant_id,
+            assignment.trace_id,
+            assignment.traceparent if trace is None else trace.traceparent,
+            self.notes.last_checkpoint,
+            self.notes,
+        )
 
     @property
     def spent(self) -> float:

@@ -2,7 +2,7 @@
 
 from msgspec import structs
 
-from reefknot.queue.model.notes import CHECKPOINT, LINES, Notes, Progress
+from reefknot.queue.model.notes import CHECKPOINT, LINES, Notes, StepProgress
 from reefknot.queue.model.work import Extra, TryAgain, WorkDone, WorkItem, WorkState
 from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
@@ -15,7 +15,7 @@ async def claimed(store: Store, n: int = 1) -> list[WorkItem]:
 
 
 class NoteContract:
-    """The part of the work queue's contract that is about notes."""
+    """Subclass it, and give it a `harness`."""
 
     @story()
     async def test_notes_are_kept_under_the_fence_and_hold_the_item_for_another_lease(
@@ -25,14 +25,14 @@ class NoteContract:
         (item,) = await claimed(store)
         assert await store.work.notes("a") == {}
         clock.advance(8.0)
-        said = Notes(1, Progress(3, 10, "page 3"), {CHECKPOINT: b'{"page":3}', LINES: b"{}"})
+        said = Notes(1, StepProgress(3, 10, "page 3"), {CHECKPOINT: b'{"page":3}', LINES: b"{}"})
         assert await store.work.note(Held.of(item), said) is True
         clock.advance(8.0)
         assert await claimed(store) == [], "a note holds it for longer"
         assert await store.work.note(Held.of(item), Notes(2, parts={CHECKPOINT: b"4"})) is True
         noted = required(await store.work.get("a"))
         kept = required(noted.extra.notes)
-        assert (kept.checkpoints, kept.spent_ms, kept.progress) == (2, 16_000, Progress(3, 10, "page 3"))
+        assert (kept.checkpoints, kept.spent_ms, kept.progress) == (2, 16_000, StepProgress(3, 10, "page 3"))
         assert (noted.updated_at, noted.fence, noted.payload) == (item.updated_at, item.fence, b"p")
         assert await store.work.notes("a") == {CHECKPOINT: b"4", LINES: b"{}"}
         (listed,) = (await store.work.search()).items
