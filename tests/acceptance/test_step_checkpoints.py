@@ -44,10 +44,15 @@ def story(folder: Folder, what: str, process: int = 0) -> list[int]:
     return [int(page) for kind, page, by in lines if kind == what and process in (0, int(by))]
 
 
-def killed_often(folder: Folder) -> None:
-    """The work `a`, whose process is killed after three pages each time; then a system that is left alone."""
+def killed_often(folder: Folder) -> subprocess.Popen[str]:
+    """
+    The work `a`, whose process is killed after three pages each time; then a system that is left alone.
+
+    Returns the process that follows its lines.
+    """
     folder.write("pages.py", MODULE)
     folder.submit("own.pages", "a", pages=PAGES, seconds=0.1)
+    follower = folder.start("job", "logs", "a", "--follow", "--json")
     for _ in range(KILLS):
         process = folder.start("up", "--module", "pages")
         pages = len(story(folder, "page"))
@@ -55,6 +60,7 @@ def killed_often(folder: Folder) -> None:
         folder.kill(process)
     folder.start("up", "--module", "pages")
     until(lambda: has_ended(folder))
+    return follower
 
 
 def has_ended(folder: Folder) -> bool:
@@ -62,7 +68,7 @@ def has_ended(folder: Folder) -> bool:
 
 
 def test_a_step_whose_process_is_killed_five_times_goes_on_from_its_last_checkpoint(folder: Folder) -> None:
-    killed_often(folder)
+    follower = killed_often(folder)
     job = folder.job("a")
     assert (job["state"], job["attempts"]) == ("succeeded", 1)
     begins = story(folder, "begin")
@@ -74,6 +80,8 @@ def test_a_step_whose_process_is_killed_five_times_goes_on_from_its_last_checkpo
     assert shown[-1] == f"page {PAGES}"
     lines = [json.loads(line) for line in folder("job", "logs", "a", "--json").out.splitlines()]
     assert [line["text"] for line in lines] == shown
+    code, followed, _ = folder.ends(follower)
+    assert (code, [json.loads(line) for line in followed.splitlines()]) == (0, lines)
 
 
 def freeze(folder: Folder, process: subprocess.Popen[str]) -> None:

@@ -180,7 +180,7 @@ def logs_(
     tenant: Tenant = None,
     options: StoreFlags = STORE,
 ) -> None:
-    """Show the lines that the steps of a job logged, with time and attempt. With --json, one line per object."""
+    """Show the lines that the steps of a job logged, with time and attempt. With --json, an object per line."""
     address = address_to_read(options)
 
     async def work(store: Store) -> None:
@@ -194,6 +194,8 @@ def logs_(
                 put(dumps(line) if options.json else text)
             flush_stdout()
             after = found["lines"][-1]["number"] if found["lines"] else max(after, found["dropped"])
+            if not (after or follow or options.json):
+                say(f"no step of {job} has logged a line")
             if not follow or found["state"] not in ("pending", "running") or reader_is_gone():
                 return
             await asyncio.sleep(FOLLOWED_EVERY_S)

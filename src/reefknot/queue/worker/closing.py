@@ -171,8 +171,8 @@ class Closing:
                 settled = msgspec.structs.replace(settled, result=body.decode())
         entries = tuple(self._context.journal.entries(events)) if events else ()
         notice = None if body is None else self._context.notice(item.id, body, item.generation, work.sender)
-        said = None if notes is None else notes.end()
-        settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms, notice, said)
+        unsaved = None if notes is None else notes.end()
+        settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms, notice, unsaved)
         end_trace = None
         if trace is not None and report.result is not None:
             end_trace = partial(trace.ended_with, report.result, quarantined=isinstance(settled, Quarantine))

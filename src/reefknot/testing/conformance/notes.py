@@ -25,8 +25,8 @@ class NoteContract:
         (item,) = await claimed(store)
         assert await store.work.notes("a") == {}
         clock.advance(8.0)
-        said = Notes(1, StepProgress(3, 10, "page 3"), {CHECKPOINT: b'{"page":3}', LINES: b"{}"})
-        assert await store.work.note(Held.of(item), said) is True
+        notes = Notes(1, StepProgress(3, 10, "page 3"), {CHECKPOINT: b'{"page":3}', LINES: b"{}"})
+        assert await store.work.note(Held.of(item), notes) is True
         clock.advance(8.0)
         assert await claimed(store) == [], "a note holds it for longer"
         assert await store.work.note(Held.of(item), Notes(2, parts={CHECKPOINT: b"4"})) is True
