@@ -124,7 +124,7 @@ class AttemptNotes(StepNotes):
         if self._saving is None and self._loop.time() >= self._may_save_at:
             self._save()
         if self._saving is not None:
-            await asyncio.wait({self._saving})  # whoever stops the step does not stop the write
+            await asyncio.wait({self._saving})  # a step that is stopped does not stop the write
         self._require_lease()
 
     def _arm_from_anywhere(self) -> None:

@@ -284,7 +284,7 @@ class AttemptInputs(Struct, frozen=True):
         return History(self.counted, self.elapsed(wall), last_delay)
 
     def context(self, seconds: float) -> BlockContext:
-        """The context that the step is given, for so many seconds."""
+        """The context that the step is given, with this time for its attempt."""
         assignment, trace = self.assignment, self.trace
         return BlockContext(
             assignment.assignment_id,
