@@ -125,12 +125,8 @@ def test_what_a_step_says_is_on_the_page_of_its_job_on_the_overview_and_in_the_a
     api = "/api/v1/jobs/long"
     found = answers(path, "/work/long", "/", api, f"{api}/logs", f"{api}/logs?after=4", f"{api}/logs?after=x")
     page, overview, job, logs, later, wrong = found.values()
-    for text in (
-        "3 of 10 (30 %), &lt;u&gt;page 3&lt;/u&gt;",
-        "&lt;i&gt;3&lt;/i&gt;",
-        "&lt;b&gt;bold&lt;/b&gt; \\x1b[31m",
-    ):
-        assert text in page.text
+    progress = "3 of 10 (30 %), &lt;u&gt;page 3&lt;/u&gt;"
+    assert all(text in page.text for text in (progress, "&lt;i&gt;3&lt;/i&gt;", "&lt;b&gt;bold&lt;/b&gt; \\x1b[31m"))
     assert '<progress value="3" max="10"></progress>' in page.text
     assert "3 earlier lines are not kept" in page.text
     assert "reefknot job logs long" in Shown(page).commands
