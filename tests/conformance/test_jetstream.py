@@ -33,7 +33,7 @@ def harness(nats_server: NatsServer) -> conformance.Harness:
 TestJetStreamIdempotency = conformance.IdempotencyContract
 TestJetStreamAuditLog = conformance.AuditLogContract
 TestJetStreamWorkQueue = conformance.WorkQueueContract
-TestJetStreamNotes = conformance.NoteContract
+TestJetStreamNotes = conformance.SharedNoteContract
 TestJetStreamQuarantine = conformance.QuarantineContract
 TestJetStreamControl = conformance.ControlContract
 TestJetStreamValues = conformance.SharedValueContract

@@ -22,7 +22,7 @@ def harness(tmp_path: Path, request: pytest.FixtureRequest) -> conformance.Harne
 TestSqliteIdempotency = conformance.IdempotencyContract
 TestSqliteAuditLog = conformance.AuditLogContract
 TestSqliteWorkQueue = conformance.WorkQueueContract
-TestSqliteNotes = conformance.NoteContract
+TestSqliteNotes = conformance.SharedNoteContract
 TestSqliteQuarantine = conformance.QuarantineContract
 TestSqliteControl = conformance.ControlContract
 TestSqliteValues = conformance.SharedValueContract

@@ -41,7 +41,7 @@ def harness(broker: Broker) -> conformance.Harness:
 TestModelIdempotency = conformance.IdempotencyContract
 TestModelAuditLog = conformance.AuditLogContract
 TestModelWorkQueue = conformance.WorkQueueContract
-TestModelNotes = conformance.NoteContract
+TestModelNotes = conformance.SharedNoteContract
 TestModelQuarantine = conformance.QuarantineContract
 TestModelControl = conformance.ControlContract
 TestModelValues = conformance.SharedValueContract

@@ -16,7 +16,7 @@ from reefknot.testing.conformance.document_changes import DocumentChangesContrac
 from reefknot.testing.conformance.documents import DocumentHarness, DocumentsContract
 from reefknot.testing.conformance.harness import Harness
 from reefknot.testing.conformance.idempotency_store import IdempotencyContract
-from reefknot.testing.conformance.notes import NoteContract
+from reefknot.testing.conformance.notes import NoteContract, SharedNoteContract
 from reefknot.testing.conformance.quarantine import QuarantineContract
 from reefknot.testing.conformance.transport import TransportContract, TransportHarness
 from reefknot.testing.conformance.values import SharedValueContract, ValueContract
@@ -32,6 +32,7 @@ __all__ = [
     "IdempotencyContract",
     "NoteContract",
     "QuarantineContract",
+    "SharedNoteContract",
     "SharedValueContract",
     "TransportContract",
     "TransportHarness",

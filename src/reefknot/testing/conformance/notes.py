@@ -2,12 +2,13 @@
 
 from msgspec import structs
 
-from reefknot.queue.model.notes import CHECKPOINT, LINES, Notes, StepProgress
-from reefknot.queue.model.work import Extra, TryAgain, WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim
+from reefknot.queue.model.notes import CHECKPOINT, LARGEST_CHECKPOINT, LINES, Notes, StepProgress
+from reefknot.queue.model.transitions import Replace, Requeue
+from reefknot.queue.model.work import Extra, Quarantine, TryAgain, WorkDone, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim, WorkFilter
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.port import Store
-from reefknot.testing.conformance.harness import required, story, wall_ms
+from reefknot.testing.conformance.harness import Harness, required, story, wall_ms
 
 
 async def claimed(store: Store, n: int = 1) -> list[WorkItem]:
@@ -97,3 +98,50 @@ class NoteContract:
         clock.advance(5.0)
         assert await store.work.purge(wall_ms(clock)) == 2
         assert await store.work.notes("a") == {}
+
+    @story()
+    async def test_a_requeued_item_goes_on_from_its_checkpoint_and_its_next_version_does_not(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        await store.work.enqueue([WorkItem("a", "t", payload=b"p")])
+        (item,) = await claimed(store)
+        aside = Settlement(
+            item.id, item.owner, item.fence, Quarantine("stuck"), notes=Notes(1, None, {CHECKPOINT: b"1"})
+        )
+        assert await store.work.settle([aside]) == [True]
+        await store.work.change(WorkFilter(ids=("a",)), Requeue("ann"))
+        (item,) = await claimed(store)
+        assert (required(item.extra.notes).checkpoints, await store.work.notes("a")) == (1, {CHECKPOINT: b"1"})
+        assert await store.work.settle([structs.replace(aside, fence=item.fence, notes=None)]) == [True]
+        await store.work.change(WorkFilter(ids=("a",)), Replace(b"edited", "ann"))
+        new = required(await store.work.get("a~2"))
+        assert (new.payload, new.extra, await store.work.notes("a~2")) == (b"edited", Extra(), {})
+        assert await store.work.notes("a") == {CHECKPOINT: b"1"}
+
+
+class SharedNoteContract(NoteContract):
+    """The suite of an engine whose harness opens the same database every time."""
+
+    def test_an_owner_that_does_not_know_of_its_heir_is_refused(self, harness: Harness) -> None:
+        """Each in a store of its own, as two processes have."""
+        largest = b'"' + b"x" * (LARGEST_CHECKPOINT - 2) + b'"'
+
+        async def story(one: Store, clock: VirtualClock) -> None:
+            async with harness.opened(clock) as other:
+                await one.work.enqueue([WorkItem("a", "t")])
+                (frozen,) = await claimed(one)
+                assert await one.work.note(Held.of(frozen), Notes(1, None, {CHECKPOINT: b"1"}))
+                clock.advance(10.5)
+                (heir,) = await claimed(other)
+                assert (heir.fence > frozen.fence, heir.crashes) == (True, 1)
+                assert await other.work.notes("a") == {CHECKPOINT: b"1"}
+                assert await other.work.note(Held.of(heir), Notes(2, None, {CHECKPOINT: largest}))
+                assert await one.work.note(Held.of(frozen), Notes(2, None, {CHECKPOINT: b"late"})) is False
+                late = Settlement("a", frozen.owner, frozen.fence, WorkDone(), notes=Notes(2, None, {LINES: b"late"}))
+                assert await one.work.settle([late]) == [False]
+                assert await one.work.notes("a") == {CHECKPOINT: largest}
+                done = Settlement("a", heir.owner, heir.fence, WorkDone(), notes=Notes(3, None, {CHECKPOINT: b"3"}))
+                assert await other.work.settle([done]) == [True]
+                assert await one.work.notes("a") == {CHECKPOINT: b"3"}
+
+        harness.run(story)
