@@ -39,6 +39,8 @@ from reefknot.steps.port import AtOnce, StepNotes
 
 EVERY_S = 1.0
 """Seconds between two writes of the notes of one attempt, at least."""
+LONGEST_GIVEN = 1 << 16
+"""Characters of a line, or of the text of a progress, that are looked at."""
 
 
 class AttemptNotes(StepNotes):
@@ -52,9 +54,15 @@ class AttemptNotes(StepNotes):
         """`before` has the parts that earlier attempts left."""
         noted = item.extra.notes
         self.checkpoints = 0 if noted is None else noted.checkpoints
-        if self.checkpoints and CHECKPOINT not in before:
-            logger().error("%s: the checkpoint of %s is missing; it begins from its start", context.name, item.id)
-        self.last_checkpoint: Any = loads(before[CHECKPOINT]) if CHECKPOINT in before else None
+        self._last = before.get(CHECKPOINT)
+        self.last_checkpoint: Any = None
+        try:
+            self.last_checkpoint = None if self._last is None else loads(self._last)
+        except ValueError:
+            self._last = None
+        if self.checkpoints and self._last is None:
+            text = "%s: the checkpoint of %s is missing or damaged; it begins from its start"
+            logger().error(text, context.name, item.id)
         self._context = context
         self._item = item
         self._held = Held.of(item)
@@ -86,8 +94,8 @@ class AttemptNotes(StepNotes):
     def checkpoint(self, text: bytes) -> Awaitable[None]:
         self._require_lease()
         with self._lock:
-            self._checkpoint = text
-            self.checkpoints += 1
+            self.checkpoints += text != self._last  # the same one again is no progress
+            self._checkpoint = self._last = text
         if get_ident() == self._thread:
             self._arm()
             return self._saved()
@@ -103,7 +111,7 @@ class AttemptNotes(StepNotes):
     def log(self, text: str) -> None:
         if not isinstance(text, str):
             raise ParameterTypeError("text", text, "a text")
-        shown = printable(self._context.redactor(text), most=LONGEST_LINE)
+        shown = self._shown(text, LONGEST_LINE)
         line = StepLine(int(self._context.clock.wall() * 1000), self._item.attempts + 1, shown)
         with self._lock:
             self._new_lines.append(line)
@@ -111,6 +119,10 @@ class AttemptNotes(StepNotes):
             if len(self._new_lines) > MOST_LINES:
                 self._fold()
         self._arm_from_anywhere()
+
+    def _shown(self, text: str, most: int) -> str:
+        """A text as it may be kept; of a very long one the rest does not count."""
+        return printable(self._context.redactor(text[:LONGEST_GIVEN]), most=most)
 
     def _require_lease(self) -> None:
         if self._is_over:
@@ -125,6 +137,8 @@ class AttemptNotes(StepNotes):
             self._save()
         if self._saving is not None:
             await asyncio.wait({self._saving})  # a step that is stopped does not stop the write
+        else:
+            await asyncio.sleep(0)  # a loop of checkpoints lets others run, and hears that it is cancelled
         self._require_lease()
 
     def _arm_from_anywhere(self) -> None:
@@ -179,8 +193,7 @@ class AttemptNotes(StepNotes):
                 parts[LINES] = msgspec.json.encode(self._lines)
             progress = self._progress
             if progress is not None:
-                text = printable(self._context.redactor(progress.text), most=LONGEST_TEXT)
-                progress = msgspec.structs.replace(progress, text=text)
+                progress = msgspec.structs.replace(progress, text=self._shown(progress.text, LONGEST_TEXT))
             self._checkpoint, self._progress, self._has_new_lines = None, None, False
             return Notes(self.checkpoints, progress, parts)
 

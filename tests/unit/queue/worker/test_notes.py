@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from reefknot.queue.port.work_queue import Held, Settlement
 from reefknot.queue.worker.notes import EVERY_S, AttemptNotes
 from reefknot.queue.worker.service import Worker
 from reefknot.steps.port import BlockContext
+from reefknot.steps.python import PythonBlock
 from reefknot.stores.work_in_memory.table import WorkTable
 from tests.unit.queue.shops import sent, stored
 from tests.workshop import Shop, Step, work
@@ -324,8 +326,9 @@ async def test_a_checkpoint_that_cannot_be_read_delays_the_attempt(shop: Shop, m
     assert (item.state, item.snoozes, item.attempts) == (WorkState.SUCCEEDED, 2, 2)
 
 
+@pytest.mark.parametrize("left", [{}, {CHECKPOINT: b"{damaged", LINES: b"[damaged"}])
 async def test_a_checkpoint_that_is_gone_is_said_and_the_step_begins_from_its_start(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shop: Shop, left: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def told(context: BlockContext) -> None:
         await context.checkpoint(7)
@@ -335,20 +338,21 @@ async def test_a_checkpoint_that_is_gone_is_said_and_the_step_begins_from_its_st
     step = Spoken(told)
     queue = await counted(shop, step)
 
-    async def nothing(work_id: str) -> dict[str, bytes]:
-        return {}
+    async def lost(work_id: str) -> dict[str, bytes]:
+        return left
 
-    monkeypatch.setattr(queue, "notes", nothing)
+    monkeypatch.setattr(queue, "notes", lost)
     await asyncio.sleep(60)
     assert [one.last_checkpoint for one in step.contexts] == [None, None]
-    assert "the checkpoint of a is missing; it begins from its start" in caplog.text
+    assert "the checkpoint of a is missing or damaged; it begins from its start" in caplog.text
 
 
 # ---- attempts --------------------------------------------------------------------------------------------------------
 
 
-async def failing(shop: Shop, *, makes_checkpoints: bool) -> WorkItem:
-    """A step of ten parts that fails after each of them, and may do so three times in a row."""
+async def failing(shop: Shop, *, makes_checkpoints: bool, step: int = 1) -> WorkItem:
+    """A step of ten parts that fails after each of them, and may do so three times in a row; a checkpoint has `step`
+    parts more."""
 
     async def told(context: BlockContext) -> None:
         begin = context.last_checkpoint or 0
@@ -356,7 +360,7 @@ async def failing(shop: Shop, *, makes_checkpoints: bool) -> WorkItem:
             return
         await asyncio.sleep(1)
         if makes_checkpoints:
-            await context.checkpoint(begin + 1)
+            await context.checkpoint(begin + step)
         raise ConnectionError("the other side hung up")
 
     await counted(shop, Spoken(told), retry_count=2)
@@ -369,9 +373,11 @@ async def test_after_a_checkpoint_a_failure_counts_as_the_first_again(shop: Shop
     assert (item.state, item.attempts) == (WorkState.SUCCEEDED, 2)
 
 
-async def test_without_one_it_ends_with_its_attempts(shop: Shop) -> None:
-    item = await failing(shop, makes_checkpoints=False)
-    assert (item.state, item.attempts, item.reason) == (WorkState.FAILED, 3, "attempts_spent")
+@pytest.mark.parametrize("given", [{"makes_checkpoints": False}, {"makes_checkpoints": True, "step": 0}])
+async def test_without_one_or_with_the_same_again_it_ends_with_its_attempts(shop: Shop, given: dict[str, Any]) -> None:
+    item = await failing(shop, **given)
+    assert (item.state, item.reason) == (WorkState.FAILED, "attempts_spent")
+    assert item.attempts == 3
 
 
 # ---- what may be said ------------------------------------------------------------------------------------------------
@@ -396,6 +402,24 @@ async def test_a_value_that_is_not_json_or_too_large_is_refused_and_the_last_one
     assert texts[2] == "checkpoint is not JSON: nan has no JSON form"
     assert "at most 65536 bytes as JSON, and it has 65538" in texts[3]
     assert texts[4] == "checkpoint.a[0] is not JSON: bytes has no JSON form"
+
+
+@pytest.mark.real_time
+async def test_a_loop_of_checkpoints_lets_others_run_and_can_be_stopped(shop: Shop) -> None:
+    made: list[int] = []
+
+    async def told(context: BlockContext) -> None:
+        while True:
+            await context.checkpoint(len(made))
+            made.append(1)
+
+    worker = await shop.worker("w1", Spoken(told), lease=LEASE_S)
+    await sent(shop, work("a", timeout_ms=900_000), wait=0.05)
+    assert made
+    assert await shop.store.work.cancel("a")
+    await worker.pools["cpu"].renew()
+    await asyncio.sleep(0.05)
+    assert not worker.pools["cpu"].running
 
 
 @pytest.mark.parametrize(
@@ -472,3 +496,36 @@ async def test_a_call_that_is_not_awaited_is_kept_all_the_same(shop: Shop) -> No
     await counted(shop, Spoken(told))
     await asyncio.sleep(10)
     assert shop.result("a").status is ResultStatus.SUCCESS
+
+
+@pytest.mark.real_time
+async def test_a_plain_function_speaks_from_its_thread_and_hears_that_its_time_is_over(shop: Shop) -> None:
+    goes_on, heard = threading.Event(), list[str]()
+
+    def plain(inputs: Mapping[str, Any], context: BlockContext) -> None:
+        context.checkpoint({"page": 1})
+        context.progress(1, 2, "half")
+        context.log("a line")
+        heard.append("kept")
+        goes_on.wait(10)
+        try:
+            context.checkpoint({"page": 2})
+        except LeaseLostError as error:
+            heard.append(str(error))
+
+    await shop.worker("w1", PythonBlock("test.step", plain), lease=LEASE_S)
+    await sent(shop, work("a", timeout_ms=300, retry_count=0), wait=0.2)
+    assert (await shop.store.work.notes("a"))[CHECKPOINT] == b'{"page":1}', "the call has waited for it"
+    async with asyncio.timeout(10):
+        while not shop.results:  # noqa: ASYNC110 - a worker reports it
+            await asyncio.sleep(0.01)
+        goes_on.set()
+        while len(heard) < 2:  # noqa: ASYNC110 - a thread says it
+            await asyncio.sleep(0.01)
+    assert shop.result("a").status is ResultStatus.TIMEOUT
+    assert heard[0] == "kept"
+    assert heard[1].startswith("'a' is no longer held by w1#")
+    parts, item = await shop.store.work.notes("a"), await stored(shop, "a")
+    assert item.extra.notes is not None
+    assert (item.extra.notes.checkpoints, item.extra.notes.progress) == (1, StepProgress(1, 2, "half"))
+    assert [line.text for line in StepLog.read(parts[LINES]).lines] == ["a line"]
