@@ -36,18 +36,18 @@ FUNCTION_CEILING = 60
 BUDGETS: Mapping[str, tuple[int, int]] = {
     "app": (2_450, 8),
     "audit": (4_700, 17),
-    "console": (21_250, 72),
+    "console": (21_400, 73),
     "core": (2_100, 14),
     "demo": (850, 4),
     "idempotency": (2_400, 12),
     "ingest": (10_550, 34),
     "policy": (4_850, 18),
-    "queue": (13_850, 47),
+    "queue": (14_300, 47),
     "retrying": (3_650, 13),
     "runtime": (2_650, 18),
     "steps": (3_800, 17),
-    "stores": (16_200, 49),
-    "testing": (4_150, 17),
+    "stores": (16_400, 49),
+    "testing": (4_250, 18),
 }
 # Parts of a name by which a module is a contract or a value, importable from every product.
 OPEN = frozenset({"model", "port"})
@@ -67,6 +67,10 @@ _FIRST_WORDS = re.compile(r"\s*([a-z]+)(?:['’][a-z]+)?(?:\s+([a-z]+))?(?![\w-]
 # Key → reason. Keys: "rule path"; "rule path:name" for a function, class or docstring; "import-cycles importer ->
 # imported" for one import that may lie on a cycle, because only a type needs it.
 EXEMPT: Mapping[str, str] = {
+    "module-ceiling src/reefknot/queue/model/work.py": "the record of work and the one table of its moves: see 0069",
+    "module-ceiling src/reefknot/stores/jetstream/state.py": "what a process knows of a store, read and written: see 0069",
+    "module-ceiling src/reefknot/stores/jetstream/work.py": "the work queue as the port has it: see 0069",
+    "module-ceiling src/reefknot/stores/sqlite/work.py": "the work queue as the port has it: see 0069",
     "module-floor src/reefknot/audit/log_sink.py": "an engine is a module of its own, and this one is small",
 }
 

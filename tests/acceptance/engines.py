@@ -15,7 +15,7 @@ _STORIES = (
     *("alerts", "audit_trail", "blocking_steps", "cancelled_from_outside", "crash_suspects", "dashboard", "job_retry"),
     *("jupyter", "latency", "live_views", "liveness", "on_call", "operators", "quarantine_actions", "reload"),
     *("run_and_up", "schedules", "separate_processes", "telemetry", "sources", "tenants", "traces", "unknown_types"),
-    *("waiting", "web_frameworks", "worker_processes"),
+    *("step_checkpoints", "waiting", "web_frameworks", "worker_processes"),
 )
 ON_NATS = frozenset(f"test_{story}" for story in _STORIES)
 _FILE = "it reads, locks or changes the file"
@@ -78,6 +78,7 @@ REPRESENTATIVE = frozenset(
         "test_poison_is_told_with_the_way_out",
         "test_an_application_under_a_test_client_finds_jobs",
         "test_a_worker_that_is_killed_is_replaced_and_its_job_done",
+        "test_a_step_whose_process_is_killed_five_times_goes_on_from_its_last_checkpoint",
     }
 )
 WITH_A_FULL_SIZE = frozenset({"test_web_frameworks"})

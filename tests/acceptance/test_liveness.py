@@ -80,7 +80,7 @@ SOON_S = 1.0 + 1.5
 """The promised second, and what starting a thread or a loop takes on a busy machine."""
 
 
-def _is_locked(folder: Folder) -> bool:
+def is_locked(folder: Folder) -> bool:
     """Whether a process holds the write lock of the store, and keeps it. Only a file has one."""
     if not folder.engine.startswith("sqlite:"):
         return False
@@ -105,7 +105,7 @@ async def _answered(folder: Folder, kill: list[subprocess.Popen[str]], how: sign
             await asyncio.sleep(0.02)
         for process in kill:
             process.send_signal(how)
-            while how is signal.SIGSTOP and _is_locked(folder):  # frozen in a transaction: nobody can write then
+            while how is signal.SIGSTOP and is_locked(folder):  # frozen in a transaction: nobody can write then
                 process.send_signal(signal.SIGCONT)
                 await asyncio.sleep(0.02)
                 process.send_signal(how)

@@ -33,6 +33,7 @@ def harness(nats_server: NatsServer) -> conformance.Harness:
 TestJetStreamIdempotency = conformance.IdempotencyContract
 TestJetStreamAuditLog = conformance.AuditLogContract
 TestJetStreamWorkQueue = conformance.WorkQueueContract
+TestJetStreamNotes = conformance.SharedNoteContract
 TestJetStreamQuarantine = conformance.QuarantineContract
 TestJetStreamRecords = conformance.RecordsContract
 TestJetStreamControl = conformance.ControlContract

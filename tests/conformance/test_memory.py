@@ -22,6 +22,7 @@ def harness() -> conformance.Harness:
 TestMemoryIdempotency = conformance.IdempotencyContract
 TestMemoryAuditLog = conformance.AuditLogContract
 TestMemoryWorkQueue = conformance.WorkQueueContract
+TestMemoryNotes = conformance.NoteContract
 TestMemoryQuarantine = conformance.QuarantineContract
 TestMemoryRecords = conformance.RecordsContract
 TestMemoryControl = conformance.ControlContract

@@ -22,6 +22,7 @@ def harness(tmp_path: Path, request: pytest.FixtureRequest) -> conformance.Harne
 TestSqliteIdempotency = conformance.IdempotencyContract
 TestSqliteAuditLog = conformance.AuditLogContract
 TestSqliteWorkQueue = conformance.WorkQueueContract
+TestSqliteNotes = conformance.SharedNoteContract
 TestSqliteQuarantine = conformance.QuarantineContract
 TestSqliteRecords = conformance.RecordsContract
 TestSqliteControl = conformance.ControlContract

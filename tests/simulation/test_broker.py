@@ -41,6 +41,7 @@ def harness(broker: Broker) -> conformance.Harness:
 TestModelIdempotency = conformance.IdempotencyContract
 TestModelAuditLog = conformance.AuditLogContract
 TestModelWorkQueue = conformance.WorkQueueContract
+TestModelNotes = conformance.SharedNoteContract
 TestModelQuarantine = conformance.QuarantineContract
 TestModelControl = conformance.ControlContract
 TestModelValues = conformance.SharedValueContract

@@ -540,7 +540,25 @@ async def seconds_step(inputs: dict[str, Any], context: rk.BlockContext) -> None
 def wrong_on_step(inputs: dict[str, Any], context: rk.BlockContext) -> None: ...
 
 
+@rk.block("order.long")
+async def long_step(inputs: dict[str, Any], context: rk.BlockContext) -> None:
+    assert_type(await context.checkpoint({"page": 1}), None)
+    assert_type(context.last_checkpoint, Any)
+    assert_type(context.progress(1, 10, "one"), None)
+    context.progress(0.5)
+    context.log("a line")
+    context.log(7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    context.progress("half")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@rk.block("order.long.plain")
+def long_plain_step(inputs: dict[str, Any], context: rk.BlockContext) -> None:
+    context.checkpoint([1, 2])
+    context.notes = context.notes  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+
+
 assert_type(plain_step({}, rk.BlockContext("a", 1, "a/0", 30.0)), dict[str, Any])
+long_plain_step({}, rk.BlockContext("a", 1, "a/0", 30.0, last_checkpoint=7))
 struct_step(Order(1), rk.BlockContext("a", 1, "a/0", 30.0))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

@@ -2,10 +2,11 @@
 The port of a block: runs one type of step, one attempt at a time.
 
 A block takes inputs and a context, and returns a result; it never retries. It may raise: the worker classifies the
-error. The context holds a key for sinks that deduplicate, and the seconds that are left.
+error. The context holds a key for sinks that deduplicate, and the seconds that are left. By it a step says how far it
+has come: `checkpoint`, `progress`, `log`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -13,9 +14,35 @@ from msgspec import Struct
 from reefknot.core.failure import Failure
 from reefknot.policy.model.book import FieldValue, Layer, Patch, patch
 from reefknot.queue.model.messages import StepResult
+from reefknot.queue.model.notes import StepProgress, checkpoint_text
 
 StepRule = Callable[[Exception, Failure], Any]
 """Whether an exception of a step is retried: True, False, or the seconds to wait at least; or an awaitable of these."""
+
+
+class AtOnce:
+    """An awaitable of what is done already."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+class StepNotes:
+    """The notes of a step that are kept nowhere, as in a context made by hand; a worker has them stored."""
+
+    def checkpoint(self, text: bytes) -> Awaitable[None]:
+        """Keep a checkpoint, as JSON text."""
+        return AtOnce()
+
+    def progress(self, progress: StepProgress) -> None:
+        """Keep how far the step has come."""
+
+    def log(self, text: str) -> None:
+        """Keep a line of log."""
+
+
+UNKEPT = StepNotes()
 
 
 class BlockContext(Struct, frozen=True):
@@ -30,6 +57,28 @@ class BlockContext(Struct, frozen=True):
     trace_id: str | None = None
     traceparent: str | None = None
     """The span of this attempt, or that of the caller while tracing is off: for services that the step calls."""
+    last_checkpoint: Any = None
+    """The last checkpoint of an earlier attempt, on whatever machine that ran; None if there is none."""
+    notes: StepNotes = UNKEPT
+
+    def checkpoint(self, value: Any) -> Awaitable[None]:
+        """
+        Keep a JSON value of up to 64 kB from which the next attempt goes on; it finds it as `last_checkpoint`.
+
+        `await` it in an async step; in a plain function it has waited already, and there is nothing to await. It is
+        stored at most once a second, the latest value last, and what is left with the end of the attempt. It holds the
+        job for longer, and is progress: a failure or a crash after it counts as the first again. A value that is not
+        JSON, or too large, is refused. `LeaseLostError`: another worker has the job by now, or its time is over; stop.
+        """
+        return self.notes.checkpoint(checkpoint_text(value))
+
+    def progress(self, done: float, of: float | None = None, text: str = "") -> None:
+        """Say how far the step has come, for people: so much `done`, `of` so much, and what it does now."""
+        self.notes.progress(StepProgress.checked(done, of, text))
+
+    def log(self, text: str) -> None:
+        """Keep a line with the job: `reefknot job logs` and its page show it. The last 200 lines are kept, or 32 kB."""
+        self.notes.log(text)
 
 
 class Block(Protocol):

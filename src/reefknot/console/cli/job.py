@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict, dataclass, replace
+from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -11,9 +13,20 @@ from cyclopts import Parameter
 from reefknot.console.cli.app import CommandError, Exit, examples, noun
 from reefknot.console.cli.job_actions import reported
 from reefknot.console.cli.options import OPERATOR, STORE, Limit, OperatorFlags, StoreFlags, Tenant, Wide, arg, time_arg
-from reefknot.console.cli.output import put, put_document, put_fields, put_jobs, put_json, say, show
+from reefknot.console.cli.output import (
+    flush_stdout,
+    put,
+    put_document,
+    put_fields,
+    put_jobs,
+    put_json,
+    reader_is_gone,
+    say,
+    show,
+)
 from reefknot.console.cli.store import address_of, address_to_read, with_store
 from reefknot.console.cli.watch import Watch, repeated
+from reefknot.console.operations.job_notes import progress_in_words
 from reefknot.console.operations.jobs import (
     CANCEL,
     RETRY,
@@ -23,14 +36,16 @@ from reefknot.console.operations.jobs import (
     cancel_job,
     cancel_jobs,
     find_job,
+    job_logs,
     list_jobs,
     retry_jobs,
     show_job,
 )
-from reefknot.console.operations.values import age
+from reefknot.console.operations.values import age, plural
 
 if TYPE_CHECKING:
     from reefknot.audit.port import KeptEntry
+    from reefknot.stores.port import Store
 
 app = noun("job", "job list --state pending")
 
@@ -139,6 +154,8 @@ def show_(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> 
     fields = found.fields(address.redactor)
     if fields["state"] == "running":
         fields["attempts"] = f"{fields['attempts'] + 1} (running)"
+    if fields["progress"] is not None:
+        fields["progress"] = progress_in_words(fields["progress"])
     if fields["waiting"] is not None:
         fields["waiting"] = f"{fields['waiting']['text']}; {fields['waiting']['remedy']}"
     put_details({name: value for name, value in fields.items() if name != "history"})
@@ -149,6 +166,41 @@ def show_(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> 
 
         for line in (*configuration_problems(options, address), *disk_problems(address)):
             say(address.redactor(line))
+
+
+FOLLOWED_EVERY_S = 1.0
+
+
+@app.command(name="logs", help_epilogue=examples("job logs order-7", "job logs order-7 --follow"))
+def logs_(
+    job: Id,
+    /,
+    *,
+    follow: Annotated[bool, arg("Continue with new lines until the job has ended.", "--follow", "-f")] = False,
+    tenant: Tenant = None,
+    options: StoreFlags = STORE,
+) -> None:
+    """Show the lines that the steps of a job logged, with time and attempt. With --json, an object per line."""
+    address = address_to_read(options)
+
+    async def work(store: Store) -> None:
+        after = 0
+        while True:
+            found = await job_logs(address.operator(store), job, tenant, after)
+            if (gone := found["dropped"] - after) > 0:
+                say(f"{plural(gone, 'earlier line')} not kept: a job has its last 200, or 32 kB")
+            for line in found["lines"]:
+                text = f"{line['at']}  attempt {line['attempt']}  {line['text']}"
+                put(dumps(line) if options.json else text)
+            flush_stdout()
+            after = found["lines"][-1]["number"] if found["lines"] else max(after, found["dropped"])
+            if not (after or follow or options.json):
+                say(f"no step of {job} has logged a line")
+            if not follow or found["state"] not in ("pending", "running") or reader_is_gone():
+                return
+            await asyncio.sleep(FOLLOWED_EVERY_S)
+
+    with_store(address, work)
 
 
 def put_details(fields: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from reefknot.console.cli.output import put, put_json, put_table, say, table_wid
 from reefknot.console.cli.store import StoreAddress, address_to_read, place_of, with_store
 from reefknot.console.cli.watch import check_every, repeated, seconds_arg
 from reefknot.console.cli.worker_and_router import gone_rows, put_troubles, worker_rows
+from reefknot.console.operations.job_notes import progress_in_words
 from reefknot.console.operations.values import age, plural
 
 app = noun(
@@ -81,6 +82,9 @@ def _put_view(view: dict[str, Any], address: StoreAddress, problems: list[str]) 
     if not view["workers"]:
         put("no worker is running on this store; start a system with: reefknot up")
     put()
+    if view["under_way"]:
+        put_table(("job", "type", "worker", "progress"), [_step_row(one, address) for one in view["under_way"]])
+        put()
     if view["last_ends"]:
         ends = [_end_row(one, address) for one in view["last_ends"]]
         titles = ("ended", "job", "status", "attempts", "worker")
@@ -97,10 +101,19 @@ def _put_wrapped(title: str, text: str) -> None:
         put(line)
 
 
+def _step_row(one: dict[str, Any], address: StoreAddress) -> tuple[str, ...]:
+    return _named(one, address), one["type"], one["worker"], progress_in_words(one["progress"])
+
+
 def _end_row(one: dict[str, Any], address: StoreAddress) -> tuple[str, ...]:
     at = datetime.fromisoformat(one["at"]).astimezone()
-    job = one["id"] or ""
+    attempts = "" if one["attempts"] is None else str(one["attempts"])
+    return f"{at:%H:%M:%S}", _named(one, address), one["status"], attempts, one["worker_id"] or ""
+
+
+def _named(one: dict[str, Any], address: StoreAddress) -> str:
+    job = str(one["id"] or "")
     if one["tenant_id"]:
         job = f"{job} of {one['tenant_id']}"
-    attempts = "" if one["attempts"] is None else str(one["attempts"])
-    return f"{at:%H:%M:%S}", address.redactor(job)[:60], one["status"], attempts, one["worker_id"] or ""
+    shown: str = address.redactor(job)
+    return shown[:60]

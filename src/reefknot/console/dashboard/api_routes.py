@@ -26,6 +26,7 @@ from reefknot.console.dashboard.api_types import (
     EditBody,
     JobParameters,
     KeyParameters,
+    LogParameters,
     NamedParameters,
     NoParameters,
     PolicyKind,
@@ -176,12 +177,16 @@ _JOBS = (
         },
     ),
     _get("/jobs/{job}", jobs.show_job, JobParameters).documented(
-        "Everything about one job: state, attempts, history, events and result.",
+        "Everything about one job: state, attempts, progress, history, events and result.",
         {**_JOB, "history": "array", "events": "array"},
     ),
     _get("/jobs/{job}/story", jobs.job_story, JobParameters).documented(
         "The story of one job for a timeline: its attempts, each with its decision and its wait, and its events.",
         {"id": "string", "state": "string", "attempts": "array", "events": "array", "total_s": "number"},
+    ),
+    _get("/jobs/{job}/logs", jobs.job_logs, LogParameters).documented(
+        "The lines that the steps of one job logged, each with its number, time and attempt.",
+        {"id": "string", "state": "string", "lines": "array", "dropped": "integer"},
     ),
     _post("/jobs/{job}/cancel", jobs.cancel_job, ActionBody, JobParameters).documented(
         "Cancel a job, wherever it is.",

@@ -113,6 +113,12 @@ class JobParameters(Struct, frozen=True):
     tenant: str | None = None
 
 
+class LogParameters(JobParameters, frozen=True):
+    """The lines of a job behind the one of this number."""
+
+    after: int = 0
+
+
 class ActionBody(Struct, frozen=True, forbid_unknown_fields=True):
     """An action: its reason for the audit log, and whether it is only tried."""
 

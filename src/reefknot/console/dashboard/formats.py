@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlencode
 from reefknot import clock
 from reefknot.console.dashboard import charts
 from reefknot.console.dashboard.charts import Series, Span
+from reefknot.console.operations.job_notes import progress_in_words
 from reefknot.console.operations.values import duration
 from reefknot.console.words.policies import field_text
 from reefknot.runtime.log import printable
@@ -265,6 +266,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "json": as_json,
     "setting": setting,
     "cursor": cursor_words,
+    "progress": progress_in_words,
     "words": words_of,
 }
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from reefknot.console.operations.bulk import SILENT, BulkListener, BulkVerb, absent_job, change_jobs, located, named
 from reefknot.console.operations.job_filters import JobChoice, JobFilter, Now, now_in, state_in_words
+from reefknot.console.operations.job_notes import checkpoint_fields, kept_parts, log_fields, progress_fields
 from reefknot.console.operations.operator import in_slices, polled
 from reefknot.console.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_text
 from reefknot.console.operations.waits import waits_of
@@ -78,6 +79,7 @@ def job_fields(item: WorkItem, now: Now, wait: Wait | None = None) -> dict[str, 
         "attempts": item.attempts,
         "priority": item.priority,
         "reason": gone if is_lost else item.reason or None,
+        "progress": progress_fields(item),
         "waiting": None if wait is None else msgspec.to_builtins(wait),
         "due_at": time_text(item.due_at) if waits else None,
         "due_in_s": max(0.0, (item.due_at - now_ms) / 1000) if waits else None,
@@ -223,18 +225,21 @@ class FoundJob(NamedTuple):
     item: WorkItem
     kept: list[KeptEntry]
     now: Now
-    wait: Wait | None = None
+    wait: Wait | None
+    checkpoint: dict[str, Any] | None
 
     def fields(self, redactor: Redactor) -> dict[str, Any]:
         """Everything about the job but its events."""
-        return {**safe_job_fields(self.item, self.now, redactor, self.wait), **job_details(self.item, redactor)}
+        fields = safe_job_fields(self.item, self.now, redactor, self.wait)
+        return {**fields, "checkpoint": self.checkpoint, **job_details(self.item, redactor)}
 
 
 async def find_job(operator: Operator, job: str, tenant: str | None = None) -> FoundJob:
     """A job and its events; an unknown one is refused."""
     item, store = await _item(operator, job, tenant), operator.store
     kept, now = await _events(store.audit, item), await now_in(store)
-    return FoundJob(item, kept, now, await _wait(store, item, kept, now))
+    checkpoint = checkpoint_fields(operator, item, await kept_parts(store, item))
+    return FoundJob(item, kept, now, await _wait(store, item, kept, now), checkpoint)
 
 
 async def _wait(store: Store, item: WorkItem, kept: list[KeptEntry], now: Now) -> Wait | None:
@@ -250,6 +255,18 @@ async def show_job(operator: Operator, job: str, tenant: str | None = None) -> d
     return {**found.fields(operator.redactor), "events": _shown(found.kept, operator.redactor)}
 
 
+async def job_logs(operator: Operator, job: str, tenant: str | None = None, after: int = 0) -> dict[str, Any]:
+    """
+    The lines that the steps of one job logged, behind line number `after`, and the state of the job.
+
+    The job is read first: once it has ended, these are all of its lines.
+    """
+    item = await _item(operator, job, tenant)
+    state = await state_in_words(operator.store, item)
+    found = log_fields(operator, await kept_parts(operator.store, item), after)
+    return {**safe_ids(item, operator.redactor), "state": state, "progress": progress_fields(item), **found}
+
+
 async def job_story(operator: Operator, job: str, tenant: str | None = None) -> dict[str, Any]:
     """
     The whole story of one job for a timeline: its attempts, each with its decision and its wait, and its events.
@@ -262,21 +279,23 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     store, redactor, settings = operator.store, operator.redactor, operator.settings
     item = await _item(operator, job, tenant)
     kept = await _events(store.audit, item, MOST_EVENTS + 1)
-    now, is_cut = await now_in(store), len(kept) > MOST_EVENTS
+    now, is_cut, parts = await now_in(store), len(kept) > MOST_EVENTS, await kept_parts(store, item)
     kept = [*kept[:MOST_EVENTS], *await cancellation_of(store.audit, item)]
     readable = [event for one in kept if (event := _event(one)) is not None]
     fields = safe_job_fields(item, now, redactor, await _wait(store, item, kept, now))
     runs = fields["state"] == WorkState.RUNNING.value
     found = attempts_of(item, readable, None if settings is None else settings.book, runs=runs)
     ended = item.updated_at if is_over(item) else None
-    names = ("id", "tenant_id", "type", "state", "class", "reason", "waiting", "created_at", "deadline_at", "due_at")
+    names = ("id", "tenant_id", "type", "state", "class", "reason", "progress", "waiting", "created_at", "deadline_at")
     details = job_details(item, redactor)
     events = _shown(kept, redactor)
     key, key_from = key_of(item, found.idempotency_key, details.get("assignment"))
     sent = header_key(key or "") if key_from == "step" and item.kind == "http.request" else key
     return {
-        **{name: fields[name] for name in (*names, "age_s")},
+        **{name: fields[name] for name in (*names, "due_at", "age_s")},
         **details,
+        "checkpoint": checkpoint_fields(operator, item, parts),
+        "log": log_fields(operator, parts),
         "ended_at": time_text(ended),
         "total_s": max(0, (now.moment.wall if ended is None else ended) - item.created_at) / 1000,
         "idempotency_key": None if key is None else redactor(key),

@@ -18,6 +18,7 @@ from reefknot.audit.metrics import COARSE, DECISIONS, RATE_S, SPANS, ActivityRec
 from reefknot.audit.model.event import Completed, decode, timestamp_ms
 from reefknot.audit.port import AuditQuery
 from reefknot.console.operations.alerts import active_alerts
+from reefknot.console.operations.job_notes import steps_under_way
 from reefknot.console.operations.jobs import counts_of
 from reefknot.console.operations.systems import gone_of, open_breakers, status_of, workers_of
 from reefknot.console.operations.values import one_of, time_text
@@ -79,6 +80,7 @@ async def overview_of(
         "workers": workers,
         "gone": await gone_of(operator, systems),
         "unserved": msgspec.to_builtins(lacking),
+        "under_way": await steps_under_way(store),
         "last_ends": [_end(kept) for kept in await store.audit.read(_LAST_ENDS)],
         "systems": len(systems),
         "levels": levels,

@@ -143,8 +143,8 @@ class Storyteller:
 
     def _failed(self, at: str, number: int, record: DecisionRecord, outcome: str, took_s: float | None) -> None:
         """An attempt that failed, and the decision about it; none when the job was refused without another attempt."""
-        if self._is_known(number):
-            return
+        if took_s is None and self._is_known(number):
+            return  # an attempt that was made has its seconds, and after progress the number of the one before
         failure = record.failure
         attempt = self._new(at, number, outcome)
         attempt.code, attempt.failure_type = failure.code, failure.failure_type.value

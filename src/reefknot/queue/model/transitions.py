@@ -109,7 +109,8 @@ def replaced(item: WorkItem, payload: bytes, now: Moment, *, who: str, why: str 
     """
     A quarantined item as discarded, and its next version with another payload.
 
-    The next version has all of its time. An assignment begins as a submission, a job of a source in its own class.
+    The next version has all of its time, and no checkpoint: that was one of the old payload. An assignment begins as a
+    submission, a job of a source in its own class.
     """
     name = item.assignment_id
     link = HistoryEntry(now.wall, "replaces", f"{name}: {why}" if why else name, who)
@@ -121,6 +122,7 @@ def replaced(item: WorkItem, payload: bytes, now: Moment, *, who: str, why: str 
         deadline_at=deadline_again(item, now),
         admission="",
         payload=payload,
+        extra=structs.replace(item.extra, notes=None),
     )
     new = structs.replace(accepted(again, now), history=(link,))
     return discard(item, now, who=who, reason=replaced_reason(name)), new

@@ -26,6 +26,7 @@ from msgspec import Struct, structs
 from reefknot.core.time import Moment
 from reefknot.errors import IllegalMoveError
 from reefknot.queue.model.admission import Arrival
+from reefknot.queue.model.notes import Noted, Notes
 from reefknot.queue.model.submission import EXPIRED, OVERDUE, Stage
 
 CRASH_LIMIT = 3
@@ -115,6 +116,16 @@ class HistoryEntry(Struct, frozen=True, gc=False, array_like=True):
     ran_ms: int = 0  # how long the attempt that this ended had run
 
 
+class Extra(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Fields that only some work has. The record is stored as a JSON object, empty for most."""
+
+    notes: Noted | None = None
+    """What its step has said of itself."""
+
+
+NO_EXTRA = Extra()
+
+
 class WorkItem(Struct, frozen=True, gc=False, array_like=True):
     """A piece of work as it is stored. `failure` and `result` are JSON text; times are milliseconds UTC."""
 
@@ -150,6 +161,7 @@ class WorkItem(Struct, frozen=True, gc=False, array_like=True):
     pool: str = ""
     """The resource class whose slots run it, independent of its holder: `io` for `router` and for `io@worker-1`."""
     payload: bytes = b""
+    extra: Extra = NO_EXTRA
 
     @property
     def assignment_id(self) -> str:
@@ -274,6 +286,7 @@ def accepted(item: WorkItem, now: Moment, *, is_claimed: bool = False) -> WorkIt
         admission=item.admission,
         pool=item.pool or pool_of(item.resource_class),
         payload=item.payload,
+        extra=item.extra,
     )
 
 
@@ -438,10 +451,23 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
             return _aside(noted, now, reason=settled.reason, failure=settled.failure, result=settled.result)
 
 
+def with_notes(item: WorkItem, notes: Notes | None, now: Moment) -> WorkItem:
+    """The running item with what its step has said."""
+    if notes is None:
+        return item
+    known = item.extra.notes or Noted()
+    return _noted(item, known.after(notes, now, began_at=item.updated_at))
+
+
+def _noted(item: WorkItem, noted: Noted) -> WorkItem:
+    return structs.replace(item, extra=structs.replace(item.extra, notes=noted))
+
+
 def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT) -> WorkItem:
     """
     The item after its owner vanished: back in the queue, or in quarantine when that has happened too often.
 
+    Crashes since its last checkpoint count: a step that gets on is not what kills its processes.
     The time budget counts from the first start, however that attempt ended: running work was last changed by its claim.
     A router that vanishes says nothing about the work: neither a crash nor a start is counted.
     """
@@ -449,7 +475,10 @@ def lease_ran_out(item: WorkItem, now: Moment, *, crash_limit: int = CRASH_LIMIT
         lost = _with_history(item, now, "crashed", item.owner)
         return _waiting(lost, now, due_at=min(item.due_at, now.wall), reason="lease ran out")
     began = item.updated_at if item.budget.first_attempt_at is None else item.budget.first_attempt_at
-    lost = structs.replace(item, crashes=item.crashes + 1, budget=structs.replace(item.budget, first_attempt_at=began))
+    notes, before = item.extra.notes, item.crashes
+    if notes is not None and notes.checkpoints > notes.at_crash:
+        item, before = _noted(item, structs.replace(notes, at_crash=notes.checkpoints)), 0
+    lost = structs.replace(item, crashes=before + 1, budget=structs.replace(item.budget, first_attempt_at=began))
     crashed = _with_history(lost, now, "crashed", item.owner)
     if crashed.crashes >= crash_limit:
         return _aside(crashed, now, reason=vanished_reason(crashed.crashes), failure=item.failure, result=None)

@@ -20,6 +20,7 @@ from reefknot.core.time import Moment
 from reefknot.errors import ParameterError
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.failure_groups import FailureGroups, fingerprint_of, has_error
+from reefknot.queue.model.notes import Notes
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.transitions import Transition
 from reefknot.queue.model.work import CRASH_LIMIT, Settled, WorkItem, WorkState, is_ingestion, is_over, visible_state
@@ -125,6 +126,8 @@ class Settlement(Struct, frozen=True, gc=False):
     """How long the attempt had its slot, when that tells the speed of the service."""
     notice: Notice | None = None
     """The message about it. The store sends it in the same step, if it can and the report is kept."""
+    notes: Notes | None = None
+    """What the step has said and is not stored yet."""
 
 
 class WorkSnapshot(Struct, frozen=True):
@@ -305,6 +308,16 @@ class WorkQueue(Protocol):
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
         """Hold them for longer. False: that one is lost, stop working on it."""
+
+    async def note(self, held: Held, notes: Notes) -> bool:
+        """
+        Keep what a running step says of itself, and hold it for another lease, in one step.
+
+        False: it is lost, and nothing of that was kept.
+        """
+
+    async def notes(self, work_id: str) -> dict[str, bytes]:
+        """The parts of an item's notes (`CHECKPOINT`, `LINES`), as they were last kept."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         """Report, in one step. False: that lease was lost, and nothing of its report was kept."""

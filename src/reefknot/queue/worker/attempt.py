@@ -64,9 +64,10 @@ from reefknot.queue.model.messages import (
 )
 from reefknot.queue.model.results import EXPIRED_MESSAGE, UNKNOWN_OUTCOME
 from reefknot.queue.model.submission import EXPIRED
-from reefknot.queue.model.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem, step_key
+from reefknot.queue.model.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.queue.worker.context import WorkerContext
 from reefknot.queue.worker.destinations import Destination, Outages
+from reefknot.queue.worker.notes import AttemptNotes
 from reefknot.queue.worker.records import (
     AcceptedWork,
     AttemptInputs,
@@ -77,7 +78,7 @@ from reefknot.queue.worker.records import (
     sendable,
 )
 from reefknot.runtime import seeds
-from reefknot.steps.port import Block, BlockContext, own_policies, own_rules
+from reefknot.steps.port import Block, own_policies, own_rules
 
 SHORTEST_S = 0.001
 KEY_PAUSE_S = 1.0
@@ -118,6 +119,7 @@ class StepRunner:
         trace: WorkTrace | None,
         task: asyncio.Task[Any] | None,
         overdue: ReportOverdue,
+        notes: AttemptNotes,
     ) -> AttemptReport | None:
         """
         Execute once in this task, and decide what follows.
@@ -135,7 +137,7 @@ class StepRunner:
             factor = admitted.timeout_factor
             request = request.degraded(skip_retries=admitted.skip_retries, timeout_factor=factor)
         queue = (admitted.queue_depth, admitted.overload_status)
-        attempt = AttemptInputs(item, assignment, request, target, wall, book, *queue, trace)
+        attempt = AttemptInputs(item, assignment, request, target, wall, book, notes, *queue, trace)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
         if block is None:
@@ -172,8 +174,9 @@ class StepRunner:
             if watch is not None:
                 watch.ended()
             self.running.pop((item.id, item.fence), None)
-        is_reported = watch is not None and watch.is_reported
-        return None if is_reported else self._judged(attempt, ran, destination, permit, events)
+        return (
+            None if watch is not None and watch.is_reported else self._judged(attempt, ran, destination, permit, events)
+        )
 
     def _judged(
         self,
@@ -272,7 +275,7 @@ class StepRunner:
         policy, wall = self._policy(attempt, None), self._clock.wall()
         left = policy.time_budget - attempt.elapsed(wall)
         if attempt.item.crashes and (left <= 0 or not attempt.item.attempts):
-            left = policy.time_budget  # what was lost with its worker, or while it waited to run alone, is made up for
+            left = policy.time_budget - attempt.spent  # what was lost with its worker, or in a wait, is made up for
         if attempt.item.deadline_at is not None:
             left = min(left, attempt.item.deadline_at / 1000 - wall)
         return max(SHORTEST_S, min(policy.attempt_timeout, left)), left <= policy.attempt_timeout
@@ -291,15 +294,7 @@ class StepRunner:
         assignment, item, seconds = attempt.assignment, attempt.item, limit.seconds
         if attempt.trace is not None:
             attempt.trace.attempt_started(attempt.number, attempt.began)
-        context = BlockContext(
-            assignment.assignment_id,
-            attempt.number,
-            step_key(assignment.record_id, item.generation),
-            seconds,
-            assignment.tenant_id,
-            assignment.trace_id,
-            assignment.traceparent if attempt.trace is None else attempt.trace.traceparent,
-        )
+        context = attempt.context(seconds)
         timeout = self._context.timeouts.timeout(seconds, time_is_over, task=task)
         keys = AttemptKeys(timeout.end)
         attempt_keys.set(keys)
@@ -388,7 +383,7 @@ class StepRunner:
         if attempt.item.deadline_at is not None:  # both clocks hold: the budget ends where the deadline is
             left = attempt.item.deadline_at / 1000 - wall + attempt.elapsed(wall)
             policy = policy.replace(time_budget=max(SHORTEST_S, min(policy.time_budget, left)))
-        history = History(attempt.number, attempt.elapsed(wall), attempt.item.budget.last_delay)
+        history = attempt.history(wall)
         seed = seeds.process_seed if self._context.seed is None else self._context.seed
         chosen = draw(seed, key_number(assignment.assignment_id), attempt.item.attempts)
         throttle = destination.throttle if self._settings.retries_v2 else None
@@ -396,8 +391,8 @@ class StepRunner:
         decision = decide(policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
         record = DecisionRecord.of(decision, policy, history, failure, chosen, verdict=ran.verdict, throttle=view)
         is_aside = isinstance(decision, Stop) and self._sets_aside(ran.unknown)
-        number, trace = attempt.number, ran.traceback
-        self.log.decided(assignment, decision, policy, failure, attempts=number, traceback=trace, quarantined=is_aside)
+        counted, trace = history.attempts, ran.traceback
+        self.log.decided(assignment, decision, policy, failure, attempts=counted, traceback=trace, quarantined=is_aside)
         if attempt.trace is not None:
             attempt.trace.attempt_failed(failure, decision)
         if isinstance(decision, Again):
@@ -406,9 +401,9 @@ class StepRunner:
             self.counters.retry(failure.code.wire, assignment.job.type, decision.delay)
             events.append(retry_event(assignment, wall, attempt.number, record, began=attempt.began))
             due, began = int((wall + decision.delay) * 1000), int(attempt.began * 1000)
-            delay_ms, kind = int(decision.delay * 1000), failure.failure_type.value
+            delay_ms, kind, made = int(decision.delay * 1000), failure.failure_type.value, attempt.notes.checkpoints
             kept = failure_json(failure, ran.traceback)
-            again = TryAgain(due, kept, kind, delay_ms, began_at=began, delay=decision.delay)
+            again = TryAgain(due, kept, kind, delay_ms, began_at=began, delay=decision.delay, progress=made)
             return AttemptReport(again, tuple(events))
         events.append(end_event(assignment, wall, attempt.number, decision.reason, record, began=attempt.began))
         self.counters.throttled += decision.reason is Reason.THROTTLED

@@ -20,6 +20,7 @@ from reefknot.audit.model.event import Dropped, Event, OperatorAction, Requeued
 from reefknot.audit.port import AuditEntry
 from reefknot.core.classify import classify
 from reefknot.core.failure import ErrorCode
+from reefknot.errors import StoreError
 from reefknot.queue.execution.decision_log import ERROR
 from reefknot.queue.execution.events import expired_event, quarantined_event
 from reefknot.queue.execution.failures import raised_at
@@ -35,13 +36,14 @@ from reefknot.queue.model.results import (
     cancel_reason,
 )
 from reefknot.queue.model.submission import EXPIRED
-from reefknot.queue.model.work import Quarantine, WorkDone, WorkFailed, WorkItem, WorkState, is_workers
+from reefknot.queue.model.work import Quarantine, Snooze, WorkDone, WorkFailed, WorkItem, WorkState, is_workers
 from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim, WorkFilter
 from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.context import WorkerContext, WorkerMessage
+from reefknot.queue.worker.notes import AttemptNotes
 from reefknot.queue.worker.pool import Pool, Queued
 from reefknot.queue.worker.records import AcceptedWork, AttemptReport
-from reefknot.runtime.log import logger, printable
+from reefknot.runtime.log import error_text, logger, printable
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.runtime.tracing import tracing
 
@@ -50,6 +52,8 @@ MOST_REMEMBERED = 1_000
 PAGE = 5000
 OFFERED_AT_ONCE = 500
 DRAINING = "its worker is draining"
+NOTES_PAUSE_S = 2.0
+"""Pause of work whose checkpoint cannot be read now; without it, it would begin from its start."""
 
 DrainAck = Callable[[str, Pool], ExecAssignmentAck]
 
@@ -90,6 +94,12 @@ class Closing:
         trace = None if tracing.tracer is None else assignment_trace(item, work.assignment)
         task = pool.running.get(item.id) or asyncio.current_task()
         overdue_id = f"{item.id}#{item.fence}"
+        try:
+            notes = await AttemptNotes.of(self._context, item)
+        except (StoreError, TimeoutError) as error:
+            due, reason = int((self._clock.wall() + NOTES_PAUSE_S) * 1000), f"its checkpoint: {error_text(error)}"
+            self._report(item, AttemptReport(Snooze(due, reason)), pool, work, trace)
+            return False
 
         def overdue(make_report: Callable[[], AttemptReport]) -> None:
             """Report the attempt of a step that goes on. Its slot stays taken, and its job may run again in another."""
@@ -98,11 +108,14 @@ class Closing:
             if task is not None and pool.running.get(item.id) is task:
                 del pool.running[item.id]
                 pool.running[overdue_id] = task
-            self._report(item, make_report(), pool, work, trace)
+            self._report(item, make_report(), pool, work, trace, notes)
 
         report: AttemptReport | None
         try:
-            report = await self._steps.attempt(item, work, trace, task, overdue)
+            report = await self._steps.attempt(item, work, trace, task, overdue, notes)
+        except asyncio.CancelledError:
+            await notes.stop()
+            raise
         except Exception as error:  # a defect of ours: the assignment ends with it, and the worker goes on
             report = self._broken(item, work, error)
         finally:
@@ -111,7 +124,7 @@ class Closing:
                 trace.attempt_ended()
         if report is None:
             return False
-        self._report(item, report, pool, work, trace)
+        self._report(item, report, pool, work, trace, notes)
         return report.took_ms is not None
 
     def _broken(self, item: WorkItem, work: AcceptedWork, error: Exception) -> AttemptReport:
@@ -130,7 +143,13 @@ class Closing:
         return AttemptReport(Quarantine(reason), (event,), result)
 
     def _report(
-        self, item: WorkItem, report: AttemptReport, pool: Pool, work: AcceptedWork, trace: WorkTrace | None = None
+        self,
+        item: WorkItem,
+        report: AttemptReport,
+        pool: Pool,
+        work: AcceptedWork,
+        trace: WorkTrace | None = None,
+        notes: AttemptNotes | None = None,
     ) -> None:
         """Queue the report for the store. From here on it does not depend on the slot any more."""
         settled, events, body = report.settled, report.events, None
@@ -152,7 +171,8 @@ class Closing:
                 settled = msgspec.structs.replace(settled, result=body.decode())
         entries = tuple(self._context.journal.entries(events)) if events else ()
         notice = None if body is None else self._context.notice(item.id, body, item.generation, work.sender)
-        settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms, notice)
+        unsaved = None if notes is None else notes.end()
+        settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms, notice, unsaved)
         end_trace = None
         if trace is not None and report.result is not None:
             end_trace = partial(trace.ended_with, report.result, quarantined=isinstance(settled, Quarantine))

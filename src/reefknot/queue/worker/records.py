@@ -17,6 +17,7 @@ from reefknot.audit.model.event import Admission as AdmissionEvent
 from reefknot.audit.model.event import Event
 from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
+from reefknot.core.decide import History
 from reefknot.core.failure import ErrorCode
 from reefknot.policy.model.book import Book
 from reefknot.queue.execution.tracing import WorkTrace
@@ -44,7 +45,9 @@ from reefknot.queue.model.messages import (
     encode,
 )
 from reefknot.queue.model.results import assignment_of, item_of
-from reefknot.queue.model.work import Settled, WorkItem
+from reefknot.queue.model.work import Settled, WorkItem, attempts_since_progress, step_key
+from reefknot.queue.worker.notes import AttemptNotes
+from reefknot.steps.port import BlockContext
 
 _ROOM = 64 * 1024
 """Bytes of a result that are not its outputs, at most."""
@@ -260,6 +263,7 @@ class AttemptInputs(Struct, frozen=True):
     target: str
     began: float
     book: Book
+    notes: AttemptNotes
     queue_depth: int = 0
     overload_status: OverloadStatus = OverloadStatus.HEALTHY
     """The queue as it was at admission."""
@@ -268,6 +272,36 @@ class AttemptInputs(Struct, frozen=True):
     @property
     def number(self) -> int:
         return self.item.attempts + 1
+
+    @property
+    def counted(self) -> int:
+        """The attempts that count by now, with this one: none of those before its latest checkpoint."""
+        return attempts_since_progress(self.item, self.notes.checkpoints) + 1
+
+    def history(self, wall: float) -> History:
+        """The history of a failure of this attempt, as the retry decision takes it."""
+        last_delay = self.item.budget.last_delay if self.counted > 1 else 0.0
+        return History(self.counted, self.elapsed(wall), last_delay)
+
+    def context(self, seconds: float) -> BlockContext:
+        """The context that the step is given, with this time for its attempt."""
+        assignment, trace = self.assignment, self.trace
+        return BlockContext(
+            assignment.assignment_id,
+            self.number,
+            step_key(assignment.record_id, self.item.generation),
+            seconds,
+            assignment.tenant_id,
+            assignment.trace_id,
+            assignment.traceparent if trace is None else trace.traceparent,
+            self.notes.last_checkpoint,
+            self.notes,
+        )
+
+    @property
+    def spent(self) -> float:
+        """Seconds of earlier attempts that led to a checkpoint."""
+        return 0.0 if self.item.extra.notes is None else self.item.extra.notes.spent_ms / 1000
 
     def elapsed(self, wall: float) -> float:
         first = self.item.budget.first_attempt_at

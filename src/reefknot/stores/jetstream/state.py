@@ -28,6 +28,7 @@ from msgspec import Struct, json, structs
 from reefknot.core.clock import Clock
 from reefknot.core.time import Moment, Timeline, milliseconds
 from reefknot.errors import StoreCorruptError, StoreFullError
+from reefknot.queue.model.notes import CHECKPOINT, LINES
 from reefknot.queue.model.submission import Capacity, ServiceTime, SubmissionRules
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.control import SILENT_KEPT_S, Command, StatusReport
@@ -279,6 +280,7 @@ class State(Waiters):
         """Mark the changes in the table as stored, and wake their waiters."""
         gone = [work_id for work_id in self.table.before if work_id not in self.table.items]
         self.table.clear_changes()
+        self.table.parts.clear()
         self.table.take_events()
         topics = self.table.take_topics()
         for work_id in [*gone, *self.table.trim_ended(MOST_ENDED)]:
@@ -411,8 +413,12 @@ class State(Waiters):
             if item is None:
                 messages.append(Message(old_subject, b"", revision, over, ttl=1))
                 messages += self._no_blobs(work_id, payload_parts, result_parts)
+                if before is not None and before.extra.notes is not None:
+                    messages += [Message(self.names.blob(work_id, part, 0), ttl=1) for part in (CHECKPOINT, LINES)]
                 continue
             subject = self.names.work(item)
+            parts = self.table.parts.get(work_id, {}).items()
+            messages += [Message(self.names.blob(work_id, part, 0), body) for part, body in parts]
             payload_parts = payload_parts or self.add_blob(messages, item, "payload", item.payload, INLINE_PAYLOAD)
             result_parts = self.add_blob(messages, item, "result", (item.result or "").encode(), INLINE_RESULT)
             if old_subject and old_subject != subject:
@@ -477,6 +483,14 @@ class State(Waiters):
             shown = self.connection.options.shown
             raise StoreCorruptError(shown, f"{missing[0]} is missing", "requeue or discard the assignment")
         return b"".join(one.body for one in found if one is not None)
+
+    async def notes(self, work_id: str) -> dict[str, bytes]:
+        """The parts of an item's notes."""
+        subjects = {part: self.names.blob(work_id, part, 0) for part in (CHECKPOINT, LINES)}
+        found = {
+            part: await last_message(self.connection, self.names.state, subject) for part, subject in subjects.items()
+        }
+        return {part: one.body for part, one in found.items() if one is not None and one.body}
 
     async def read_if_readable(self, work_id: str) -> Record:
         """The record of an item as the stream's leader has it; none for one that cannot be read."""

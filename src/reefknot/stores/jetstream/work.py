@@ -60,6 +60,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 MOST_HELD = 300
 """Held items that one change is about: each takes up to two messages, and a batch has room for 900."""
+MOST_NOTED = 150
+"""The same, of settlements with notes of their steps: two messages more."""
 PAGE = 100
 """Items that an operator's action changes in one batch."""
 MOST_READ = 500
@@ -245,7 +247,11 @@ class JetStreamWorkQueue(TableWorkQueue):
         return await _in_parts(held, partial(super().renew, lease=lease))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        return await _in_parts(settlements, super().settle)
+        most = MOST_NOTED if any(one.notes is not None for one in settlements) else MOST_HELD
+        return await _in_parts(settlements, super().settle, most=most)
+
+    async def notes(self, work_id: str) -> dict[str, bytes]:
+        return await self.state.notes(work_id)
 
     async def _whole(self, item: WorkItem) -> WorkItem:
         _, payload_parts, result_parts = self.state.kept.get(item.id, ("", 0, 0))
@@ -500,11 +506,13 @@ class JetStreamWorkQueue(TableWorkQueue):
         return len(old)
 
 
-async def _in_parts(wanted: Sequence[T], change: Callable[[Sequence[T]], Awaitable[list[R]]]) -> list[R]:
+async def _in_parts(
+    wanted: Sequence[T], change: Callable[[Sequence[T]], Awaitable[list[R]]], most: int = MOST_HELD
+) -> list[R]:
     """The answers of a change that is made in several where one would not fit into a batch."""
-    if len(wanted) <= MOST_HELD:
+    if len(wanted) <= most:
         return await change(wanted)
-    parts = [wanted[at : at + MOST_HELD] for at in range(0, len(wanted), MOST_HELD)]
+    parts = [wanted[at : at + most] for at in range(0, len(wanted), most)]
     return [one for answers in await asyncio.gather(*map(change, parts)) for one in answers]
 
 

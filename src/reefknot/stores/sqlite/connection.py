@@ -144,9 +144,21 @@ CREATE TABLE listener (
 CREATE TABLE boot (name TEXT PRIMARY KEY, began_at INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 """
 
-MIGRATIONS = (_TABLES,)
+_EXTRA = """
+ALTER TABLE work ADD COLUMN extra TEXT NOT NULL DEFAULT '{}';
+
+-- The parts of what a step says of itself: its checkpoint, its lines of log. They go with the row of its job.
+CREATE TABLE work_note (
+    id TEXT NOT NULL, part TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (id, part)
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER work_out AFTER DELETE ON work WHEN old.extra <> '{}' BEGIN
+    DELETE FROM work_note WHERE id = old.id;
+END;
+"""
+
+MIGRATIONS = (_TABLES, _EXTRA)
 VERSION = len(MIGRATIONS)
-READABLE_FROM = 1
+READABLE_FROM = 2
 """The oldest version whose tables are read as they are."""
 
 HASH_BITS = 48

@@ -21,6 +21,7 @@ from reefknot.core.time import Moment, milliseconds
 from reefknot.errors import ReefknotError
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
+from reefknot.queue.model.notes import Notes
 from reefknot.queue.model.submission import BatchAdmission, Displace
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.transport import Notice
@@ -177,6 +178,12 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
         return await self._context.write(_renew, (held, milliseconds(lease)))
+
+    async def note(self, held: Held, notes: Notes) -> bool:
+        return await self._context.write(_note, (held, notes))
+
+    async def notes(self, work_id: str) -> dict[str, bytes]:
+        return await self._context.read(partial(rows.notes, work_id=work_id))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         answers, sent = await self._context.write(_settle_batch, settlements)
@@ -424,6 +431,19 @@ def _renew(transaction: Transaction, held: Sequence[Held], lease_ms: int) -> lis
     return answer
 
 
+@each
+def _note(transaction: Transaction, held: Held, notes: Notes) -> bool:
+    item = rows.cached_or_loaded(transaction, [held.id]).get(held.id)
+    if item is None or not core.holds(item, owner=held.owner, fence=held.fence):
+        return False
+    noted = core.with_notes(item, notes, transaction.now)
+    noted = structs.replace(noted, lease_until=transaction.now.steady + item.lease_ms)
+    rows.update(transaction, [item], [noted])
+    rows.keep_notes(transaction, item.id, notes.parts)
+    transaction.cache.items.note({item.id: noted})  # the next note, and settling, need not read it
+    return True
+
+
 def _settle_batch(
     transaction: Transaction, wanted: list[Sequence[Settlement]]
 ) -> list[tuple[list[bool], list[Notice]]]:
@@ -442,7 +462,10 @@ def _settle_batch(
                 continue
             if one.took_ms is not None:
                 took.setdefault(item.pool, []).append(one.took_ms)
-            found[one.id] = changed[one.id] = core.settle(item, one.settled, transaction.now)
+            noted = core.with_notes(item, one.notes, transaction.now)
+            found[one.id] = changed[one.id] = core.settle(noted, one.settled, transaction.now)
+            if one.notes is not None:
+                rows.keep_notes(transaction, one.id, one.notes.parts)
             if one.events:
                 transaction.add_events(one.events)
             if one.notice is not None:

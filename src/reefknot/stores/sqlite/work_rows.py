@@ -1,13 +1,24 @@
 """Rows of the work table: written, read, and turned into items. Payloads are only read where they are wanted."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import apsw
 from msgspec import Struct, json, structs
 
 from reefknot.queue.model.failure_groups import fingerprint_of, in_small
-from reefknot.queue.model.work import INGEST, NO_BUDGET, Budget, HistoryEntry, WorkItem, WorkState, record_id
+from reefknot.queue.model.work import (
+    INGEST,
+    NO_BUDGET,
+    NO_EXTRA,
+    Budget,
+    Extra,
+    HistoryEntry,
+    WorkItem,
+    WorkState,
+    record_id,
+)
 from reefknot.queue.port.work_queue import EVERYTHING, WorkFilter, WorkPage, WorkSnapshot
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
@@ -16,10 +27,10 @@ from reefknot.stores.wakeups import END_TOPIC, topics_of
 
 _FIELDS = WorkItem.__struct_fields__
 FULL = ", ".join(_FIELDS)
-"""Every field, the payload last."""
+"""Every field."""
 
-_NESTED = {"budget": "json(budget)", "history": "json(history)"}
-_LIGHT = ", ".join(_NESTED.get(name, name) for name in _FIELDS[:-1])
+_NESTED = {"budget": "json(budget)", "history": "json(history)", "payload": "''", "extra": "json(extra)"}
+_LIGHT = ", ".join(_NESTED.get(name, name) for name in _FIELDS)
 _AS_ONE_ROW = f"SELECT json_group_array(json_array({_LIGHT})) FROM "  # noqa: S608 - our own column names
 _LOAD = _AS_ONE_ROW + "work WHERE id IN (SELECT value FROM json_each(?))"  # noqa: S608
 _DELETE = "DELETE FROM work WHERE id IN (SELECT value FROM json_each(?))"
@@ -34,8 +45,8 @@ _IS_EXPIRED = "SELECT EXISTS (SELECT 1 FROM work INDEXED BY work_leased WHERE st
 _INSERT = f"INSERT INTO work (ready, {FULL}) VALUES ({', '.join('?' * (len(_FIELDS) + 1))})"  # noqa: S608
 
 # Identity and payload never change.
-_CHANGING_PART = slice(_FIELDS.index("state"), -1)
-_CHANGING = _FIELDS[_CHANGING_PART]
+_CHANGING = tuple(name for name in _FIELDS[_FIELDS.index("state") :] if name != "payload")
+_changes = itemgetter(*map(_FIELDS.index, _CHANGING))
 _UPDATE = (
     f"UPDATE work SET ready = ?, resource_class = ?, {', '.join(f'{name} = ?' for name in _CHANGING)} WHERE id = ?"  # noqa: S608
 )
@@ -152,6 +163,7 @@ _items = json.Decoder(list[WorkItem], strict=False)
 _budget = json.Decoder(Budget)
 _history = json.Decoder(tuple[HistoryEntry, ...])
 _NO_BUDGET = json.encode(NO_BUDGET).decode()
+_extra = json.Decoder(Extra)
 _STATES = {state.value: state for state in WorkState}
 _PENDING = WorkState.PENDING
 _OPEN = frozenset({_PENDING, WorkState.RUNNING})
@@ -391,6 +403,17 @@ def one(connection: apsw.Connection, work_id: str) -> WorkItem | None:
     return None if row is None else item_of(row)
 
 
+def keep_notes(transaction: Transaction, work_id: str, parts: Mapping[str, bytes]) -> None:
+    """Write these parts of an item's notes."""
+    for part, body in parts.items():
+        transaction.connection.execute("INSERT OR REPLACE INTO work_note VALUES (?, ?, ?)", (work_id, part, body))
+
+
+def notes(connection: apsw.Connection, work_id: str) -> dict[str, bytes]:
+    """The parts of an item's notes."""
+    return dict(query(connection, "SELECT part, body FROM work_note WHERE id = ?", (work_id,)))
+
+
 def known(connection: apsw.Connection, ids: list[str]) -> set[str]:
     """The ids among these that exist already."""
     return json.decode(query(connection, _KNOWN, (listed(ids),)).get, type=set[str])
@@ -430,7 +453,7 @@ def update(transaction: Transaction, old: Iterable[WorkItem], new: Sequence[Work
     transaction.cache.items.drop([item.id for item in new])
     wall = transaction.now.wall
     rows = [
-        (item.state is _PENDING and item.due_at <= wall, item.resource_class, *_row(item)[_CHANGING_PART], item.id)
+        (item.state is _PENDING and item.due_at <= wall, item.resource_class, *_changes(_row(item)), item.id)
         for item in new
     ]
     transaction.connection.executemany(_UPDATE, rows)
@@ -457,18 +480,21 @@ def item_of(row: Sequence[Any]) -> WorkItem:
     values[_STATE] = _STATES[values[_STATE]]
     values[_BUDGET] = NO_BUDGET if values[_BUDGET] == _NO_BUDGET else _budget.decode(values[_BUDGET])
     values[_HISTORY] = () if values[_HISTORY] == "[]" else _history.decode(values[_HISTORY])
+    values[_EXTRA] = NO_EXTRA if values[_EXTRA] == "{}" else _extra.decode(values[_EXTRA])
     return WorkItem(*values)
 
 
 _STATE = _FIELDS.index("state")
 _BUDGET = _FIELDS.index("budget")
 _HISTORY = _FIELDS.index("history")
+_EXTRA = _FIELDS.index("extra")
 
 
 def _row(item: WorkItem) -> list[Any]:
     values = list(structs.astuple(item))
     values[_BUDGET] = _NO_BUDGET if item.budget is NO_BUDGET else json.encode(item.budget).decode()
     values[_HISTORY] = json.encode(item.history).decode() if item.history else "[]"
+    values[_EXTRA] = "{}" if item.extra is NO_EXTRA else json.encode(item.extra).decode()
     return values
 
 

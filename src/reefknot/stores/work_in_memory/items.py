@@ -145,6 +145,9 @@ class WorkItems:
         """By pool. Changed by `note_service_time`, or set from outside."""
         self.events: list[AuditEntry] = []
         self.touched: set[str] = set()
+        self.parts: dict[str, dict[str, bytes]] = {}
+        """By id: the parts of notes that are kept here, or are on their way to a server."""
+        self._parts_before: dict[str, dict[str, bytes]] = {}
         self.before: dict[str, WorkItem | None] = {}
         self.pools_entered: set[str] = set()
         self._served_before: dict[str, ServiceTime | None] = {}
@@ -185,9 +188,18 @@ class WorkItems:
         elif item.state is not WorkState.RUNNING and len(self._ended) > self._most_ended:
             self.remove(next(iter(self._ended)))
 
+    def put_parts(self, work_id: str, parts: Mapping[str, bytes]) -> None:
+        """Keep these parts of the notes of an item."""
+        if parts:
+            known = self.parts.get(work_id, {})
+            self._parts_before.setdefault(work_id, known)
+            self.parts[work_id] = {**known, **parts}
+
     def remove(self, work_id: str) -> None:
         """Forget an item."""
         self._note(work_id, self.items[work_id])
+        if work_id in self.parts:
+            self._parts_before.setdefault(work_id, self.parts[work_id])
         self._drop(work_id)
 
     def order_of(self, work_id: str) -> int:
@@ -231,6 +243,7 @@ class WorkItems:
 
     def _drop(self, work_id: str) -> None:
         del self.items[work_id], self._order[work_id]
+        self.parts.pop(work_id, None)
         self._count(work_id, None)
         self._ended.pop(work_id, None)
         self._running.discard(work_id)
@@ -278,6 +291,7 @@ class WorkItems:
         self.pools_entered.clear()
         self._served_before.clear()
         self._kept_as.clear()
+        self._parts_before.clear()
         self._last_tenant_before = self._last_tenant
 
     def roll_back(self) -> None:
@@ -294,6 +308,7 @@ class WorkItems:
                 self.service_times.pop(pool, None)
             else:
                 self.service_times[pool] = known
+        self.parts.update(self._parts_before)
         self._last_tenant = self._last_tenant_before
         self.events.clear()
         self.touched.clear()

@@ -16,6 +16,7 @@ from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.failure_groups import FailureGroups
+from reefknot.queue.model.notes import Notes
 from reefknot.queue.model.transitions import Transition, records_of
 from reefknot.queue.model.work import WorkItem
 from reefknot.queue.port.work_queue import (
@@ -95,6 +96,12 @@ class TableWorkQueue(WakingQueue):
 
     async def renew(self, held: Sequence[Held], *, lease: float = 60.0) -> list[bool]:
         return await self.write(lambda now: self.table.renew(held, now=now, lease=lease), wake=False, is_soft=True)
+
+    async def note(self, held: Held, notes: Notes) -> bool:
+        return await self.write(lambda now: self.table.note(held, notes, now=now), wake=False)
+
+    async def notes(self, work_id: str) -> dict[str, bytes]:
+        return await self.look(lambda _: self.table.parts.get(work_id, {}))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         return await self.write(lambda now: self.table.settle(settlements, now=now))

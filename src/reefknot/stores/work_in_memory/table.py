@@ -22,6 +22,7 @@ from reefknot.core.time import Moment, milliseconds
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Accept, Reject
 from reefknot.queue.model.failure_groups import FailureGroups
+from reefknot.queue.model.notes import Notes
 from reefknot.queue.model.results import DROPPED
 from reefknot.queue.model.submission import BatchAdmission, Displace, OpenWork, Stage, SubmissionRules
 from reefknot.queue.model.transitions import Transition, outcome
@@ -173,6 +174,21 @@ class WorkTable(WorkItems):
                 self.put(renewed, now)
         return answers
 
+    def note(self, held: Held, notes: Notes, *, now: Moment) -> bool:
+        item = self.items.get(held.id)
+        if item is None or not core.holds(item, owner=held.owner, fence=held.fence):
+            return False
+        self._put_noted(structs.replace(item, lease_until=now.steady + item.lease_ms), notes, now)
+        return True
+
+    def _put_noted(self, item: WorkItem, notes: Notes | None, now: Moment) -> WorkItem:
+        """Keep what the step of an item has said; returns the item with it."""
+        noted = core.with_notes(item, notes, now)
+        if notes is not None:
+            self.put(noted, now)
+            self.put_parts(item.id, notes.parts)
+        return noted
+
     def extend(self, held: Sequence[Held], *, now: Moment, lease: float) -> None:
         """Extend leases from any thread: nothing else may be touched, since the loop may go on at any moment."""
         lease_ms = milliseconds(lease)
@@ -203,7 +219,7 @@ class WorkTable(WorkItems):
             if ours and item is not None:
                 if one.took_ms is not None:
                     self.note_service_time(item.pool, one.took_ms)
-                self.put(core.settle(item, one.settled, now), now)
+                self.put(core.settle(self._put_noted(item, one.notes, now), one.settled, now), now)
                 self.events += one.events
             answers.append(ours)
         return answers

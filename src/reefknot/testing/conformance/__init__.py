@@ -16,6 +16,7 @@ from reefknot.testing.conformance.document_changes import DocumentChangesContrac
 from reefknot.testing.conformance.documents import DocumentHarness, DocumentsContract
 from reefknot.testing.conformance.harness import Harness
 from reefknot.testing.conformance.idempotency_store import IdempotencyContract
+from reefknot.testing.conformance.notes import NoteContract, SharedNoteContract
 from reefknot.testing.conformance.quarantine import QuarantineContract
 from reefknot.testing.conformance.records import RecordsContract
 from reefknot.testing.conformance.transport import TransportContract, TransportHarness
@@ -30,8 +31,10 @@ __all__ = [
     "DocumentsContract",
     "Harness",
     "IdempotencyContract",
+    "NoteContract",
     "QuarantineContract",
     "RecordsContract",
+    "SharedNoteContract",
     "SharedValueContract",
     "TransportContract",
     "TransportHarness",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import json
 
 from reefknot.audit.journal import Journal, envelope
 from reefknot.audit.model.event import Quarantined
@@ -15,7 +16,9 @@ from reefknot.console.operations import jobs, operator
 from reefknot.core.redaction import Redactor
 from reefknot.ingest.jobs import IngestionJob
 from reefknot.policy.settings import load_settings
+from reefknot.queue.model.notes import CHECKPOINT, LINES, Notes, StepLine, StepLog, StepProgress
 from reefknot.queue.model.work import TryAgain, WorkDone, WorkFailed, WorkItem, WorkState
+from reefknot.queue.port.work_queue import Held
 from reefknot.stores.sqlite import work_rows
 from tests.unit.console.cli import work_items
 from tests.unit.console.cli.audit_events import change, in_store
@@ -75,6 +78,49 @@ def test_a_waiting_retry_says_when_it_is_due_and_a_running_attempt_that_it_runs(
     assert re.search(r"\bx +fs\.blob_get +running +1\b", rk("job", "list").out)
 
 
+def test_what_a_step_says_is_shown_with_its_job_and_its_lines_by_job_logs(rk: Commands, store: Path) -> None:
+    item = WorkItem("acme|x", "own.step", "cpu@worker-1", tenant_id="acme", payload=b"{}")
+    in_store(store, lambda one: one.work.assign([item], start={item.id}, owner="worker-1#1"))
+    log = StepLog((StepLine(0, 1, "begins"), StepLine(1500, 2, "password=hunter2 and on")), dropped=3)
+    parts = {CHECKPOINT: b'{"page":3,"token":"hunter2"}', LINES: json.encode(log)}
+    notes = Notes(2, StepProgress(3, 10, "page 3"), parts)
+    assert in_store(store, lambda one: one.work.note(Held(item.id, "worker-1#1", 1), notes))
+
+    shown = rk("job", "show", "x", "--tenant", "acme").out
+    assert re.search(r"progress +3 of 10 \(30 %\), page 3\n", shown)
+    assert re.search(r'checkpoint +\{"at": .*"number": 2, "value": \{"page": 3, "token": "\[redacted\]"\}\}', shown)
+    told = rk("job", "show", "x", "--json").json
+    assert told["progress"] == {"done": 3, "of": 10, "percent": 30, "text": "page 3"}
+    assert rk("job", "list", "--json").json["jobs"][0]["progress"] == told["progress"]
+
+    logs = rk("job", "logs", "x")
+    assert logs.out.splitlines() == [
+        "1970-01-01T00:00:00.000Z  attempt 1  begins",
+        "1970-01-01T00:00:01.500Z  attempt 2  password=[redacted] and on",
+    ]
+    assert "3 earlier lines not kept: a job has its last 200, or 32 kB" in logs.err
+    one, two = map(json.decode, rk("job", "logs", "x", "--tenant", "acme", "--json").out.splitlines())
+    assert one == {"number": 4, "at": "1970-01-01T00:00:00.000Z", "attempt": 1, "text": "begins"}
+    assert (two["number"], two["attempt"]) == (5, 2)
+    assert "x of acme   own.step   worker-1   3 of 10 (30 %), page 3" in rk("top", "--once").out
+
+    cancelled = rk("job", "cancel", "x", "--tenant", "acme")
+    assert cancelled.code == 0, cancelled.err
+    assert rk("job", "logs", "x", "--follow").out == logs.out, "it ends with the job"
+    assert "x of acme" not in rk("top", "--once").out.split("ended")[0]
+
+
+def test_a_job_whose_step_said_nothing_has_no_lines_and_an_unknown_one_is_refused(rk: Commands, store: Path) -> None:
+    work_items.submitted(store, "x")
+    found = rk("job", "logs", "x")
+    assert (found.code, found.out) == (0, "")
+    assert "no step of x has logged a line" in found.err
+    assert rk("job", "logs", "x", "--json").err == ""
+    unknown = rk("job", "logs", "y")
+    assert (unknown.code, unknown.out) == (1, "")
+    assert "there is no job 'y'" in unknown.err
+
+
 def test_the_history_of_a_job_has_no_line_twice(rk: Commands, store: Path) -> None:
     """What an event tells is not told again; without its event, it is told."""
     work_items.quarantined(store, "x")
@@ -120,7 +166,9 @@ def test_no_line_of_top_is_wider_than_the_terminal(rk: Commands, columns: int) -
     view: dict[str, Any] = dict.fromkeys(("workers", "gone", "breakers", "last_ends"), ())
     view |= {"states": {state.value: 123_456 for state in WorkState}, "quarantine": {"size": 123_456}}
     view |= {"oldest_due_s": 86_399.0, "window_s": 60, "ended_per_s": 12_345.6, "retries_per_s": 12_345.6}
-    view |= {"routers": 12, "unserved": [unserved]}
+    progress = {"done": 123_456, "of": 1_234_567, "percent": 10, "text": "a long sentence about a page " * 4}
+    step = {"id": "a-long-id" * 5, "tenant_id": "acme", "type": "own.step", "worker": "worker-1", "progress": progress}
+    view |= {"routers": 12, "unserved": [unserved], "under_way": [step]}
     address = StoreAddress(f"sqlite:{'/a/long/path' * 12}/state.db", None, Redactor(()))
     rk.environment.setenv("COLUMNS", str(columns))
     rk.taken()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.json import encode
 from msgspec.structs import replace
 
 from bench.operators import filled
@@ -21,8 +22,12 @@ from reefknot.console.operations.alerts import active_alerts
 from reefknot.console.operations.job_filters import FILTERS, FORM
 from reefknot.errors import StoreUnavailableError
 from reefknot.policy.settings import load_settings
+from reefknot.queue.model.notes import CHECKPOINT, LINES, Notes, StepLine, StepLog, StepProgress
+from reefknot.queue.model.work import WorkItem
+from reefknot.queue.port.work_queue import Held
 from tests.rows import for_each_row
 from tests.security.site_client import READER, Answered, ask, bearer, opened_site, stored_work
+from tests.unit.console.cli.audit_events import in_store
 
 CONFIG = """\
 sources:
@@ -107,6 +112,34 @@ def test_the_page_of_work_asks_for_every_field_of_its_form_and_names_the_command
             rf'{FORM[name].label}<input name="{name}" type="text" value="{re.escape(example)}"', answered.text
         )
         assert Shown(answered).commands[0] == f"reefknot job list --{name.replace('_', '-')} {example}"
+
+
+def test_what_a_step_says_is_on_the_page_of_its_job_on_the_overview_and_in_the_api(path: Path) -> None:
+    item = WorkItem("long", "own.step", "cpu@worker-1", payload=b"{}")
+    in_store(path, lambda one: one.work.assign([item], start={"long"}, owner="worker-1#1"))
+    log = StepLog((StepLine(0, 1, "begins"), StepLine(1500, 2, "<b>bold</b> \\x1b[31m")), dropped=3)
+    parts = {CHECKPOINT: b'{"page":"<i>3</i>"}', LINES: encode(log)}
+    notes = Notes(2, StepProgress(3, 10, "<u>page 3</u>"), parts)
+    assert in_store(path, lambda one: one.work.note(Held("long", "worker-1#1", 1), notes))
+
+    api = "/api/v1/jobs/long"
+    found = answers(path, "/work/long", "/", api, f"{api}/logs", f"{api}/logs?after=4", f"{api}/logs?after=x")
+    page, overview, job, logs, later, wrong = found.values()
+    progress = "3 of 10 (30 %), &lt;u&gt;page 3&lt;/u&gt;"
+    assert all(text in page.text for text in (progress, "&lt;i&gt;3&lt;/i&gt;", "&lt;b&gt;bold&lt;/b&gt; \\x1b[31m"))
+    assert '<progress value="3" max="10"></progress>' in page.text
+    assert "3 earlier lines are not kept" in page.text
+    assert "reefknot job logs long" in Shown(page).commands
+    assert "Steps under way" in overview.text
+    assert progress in overview.text
+    told = json.loads(job.text)
+    assert told["progress"] == {"done": 3, "of": 10, "percent": 30, "text": "<u>page 3</u>"}
+    assert (told["checkpoint"]["number"], told["checkpoint"]["value"]) == (2, {"page": "<i>3</i>"})
+    lines = json.loads(logs.text)
+    assert (lines["dropped"], [one["number"] for one in lines["lines"]]) == (3, [4, 5])
+    assert lines["lines"][0] == {"number": 4, "at": "1970-01-01T00:00:00.000Z", "attempt": 1, "text": "begins"}
+    assert [one["number"] for one in json.loads(later.text)["lines"]] == [5]
+    assert wrong.status == 400
 
 
 def test_what_if_answers_in_the_words_of_explain_with_what_ingestion_does(path: Path) -> None:

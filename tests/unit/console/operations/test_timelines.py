@@ -114,6 +114,25 @@ async def test_each_attempt_has_its_decision_its_wait_and_what_is_known_of_its_t
     assert "to worker-1" in [one["sentence"] for one in found["lines"]]
 
 
+async def test_attempts_that_failed_after_progress_share_a_number_and_are_each_told(scene: OperatorScene) -> None:
+    again = [
+        event.RetryAttempt(
+            **about(second),
+            exception_type="HTTP_ERROR",
+            exception_message="503",
+            delay_seconds=1.0,
+            attempt_number=number,
+            max_attempts=3,
+            decision=decided(1, 0.75),
+            attempt_seconds=0.5,
+        )
+        for second, number in ((1.0, 1), (3.0, 2), (5.0, 2))
+    ]
+    end = event.Completed(**about(7), status="success", attempts=2, duration_ms=7_000)
+    found = await told(scene, [*BEGUN, *again, end], result='{"latency_ms": 500.0}')
+    assert outcomes(found)[:3] == [(1, "retried"), (2, "retried"), (2, "retried")]
+
+
 @pytest.mark.parametrize("scene", [QUARTER], indirect=True)
 async def test_a_wait_that_the_server_asked_for_is_decided_by_its_hint(scene: OperatorScene) -> None:
     assert scene.operator.settings is not None
