@@ -47,7 +47,7 @@ BUDGETS: Mapping[str, tuple[int, int]] = {
     "runtime": (2_650, 18),
     "steps": (3_800, 17),
     "stores": (16_400, 49),
-    "testing": (4_250, 18),
+    "testing": (4_400, 18),
 }
 # Parts of a name by which a module is a contract or a value, importable from every product.
 OPEN = frozenset({"model", "port"})
@@ -68,7 +68,7 @@ _FIRST_WORDS = re.compile(r"\s*([a-z]+)(?:['’][a-z]+)?(?:\s+([a-z]+))?(?![\w-]
 # imported" for one import that may lie on a cycle, because only a type needs it.
 EXEMPT: Mapping[str, str] = {
     "module-ceiling src/reefknot/queue/model/work.py": "the record of work and the one table of its moves: see 0069",
-    "module-ceiling src/reefknot/stores/jetstream/state.py": "what a process knows of a store, read and written: see 0069",
+    "module-ceiling src/reefknot/stores/jetstream/state.py": "what a process knows of a store: see 0069",
     "module-ceiling src/reefknot/stores/jetstream/work.py": "the work queue as the port has it: see 0069",
     "module-ceiling src/reefknot/stores/sqlite/work.py": "the work queue as the port has it: see 0069",
     "module-floor src/reefknot/audit/log_sink.py": "an engine is a module of its own, and this one is small",

@@ -309,7 +309,8 @@ async def _inventory(move: Move, store: Store, *, since: Moment | None = None) -
                 counts[one.state.value] += 1
                 if len(found.held) < 3 and _may_be_held(one, now):
                     found.held.append(f"{one.id if isinstance(one, WorkItem) else one.key} ({one.owner})")
-                parts = (getattr(one, "payload", b""), one.result or "", one.failure or "")
+                notes = await _notes(store, one) if isinstance(one, WorkItem) else {}
+                parts = (getattr(one, "payload", b""), one.result or "", one.failure or "", *notes.values())
                 at_rest = structs.replace(one, lease_until=0)
                 found.note(at_rest, sum(map(len, parts)), is_compared=not _is_over(at_rest, soon, move.work_retention))
     for value in await _values(store):
@@ -341,10 +342,15 @@ async def _copy(move: Move, found: Inventory) -> None:
     raise OperationError(text, "temporary")
 
 
+async def _notes(store: Store, item: WorkItem) -> dict[str, bytes]:
+    """The parts of the notes of an item: its checkpoint and its lines."""
+    return await store.work.notes(item.id) if item.extra.notes else {}
+
+
 async def _copy_once(move: Move, now: Moment, advance: Advance) -> None:
     source, target = move.source.store, _target(move).store
     async for items in _pages(source.work.records(), now, move.work_retention):
-        await target.work.adopt(items)
+        await target.work.adopt(items, {one.id: await _notes(source, one) for one in items if one.extra.notes})
         advance(len(items))
     await target.idempotency.adopt([])  # for the fences, if there are no keys
     async for keys in _pages(source.idempotency.records(), now, None):

@@ -9,7 +9,7 @@ twice, but never gets two results, because every new claim has a new fence.
 An operator decides about work that has its result: `change` applies a transition to all items that match a filter.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -256,6 +256,9 @@ FREELY = Enqueue()
 """Without admission, and for no owner."""
 
 
+NO_NOTES: Mapping[str, Mapping[str, bytes]] = {}
+
+
 class WorkQueue(Protocol):
     """A queue of work: stores what is enqueued, hands it out to owners of claims, and records how it ended."""
 
@@ -392,9 +395,10 @@ class WorkQueue(Protocol):
     def records(self) -> AsyncIterator[list[WorkItem]]:
         """All items as they are stored, with payloads, in the order of their arrival, a bounded page at a time."""
 
-    async def adopt(self, items: Sequence[WorkItem]) -> int:
+    async def adopt(self, items: Sequence[WorkItem], notes: Mapping[str, Mapping[str, bytes]] = NO_NOTES) -> int:
         """
-        Keep the items of another store as they are, as the latest arrivals, without an event.
+        Keep the items of another store as they are, as the latest arrivals, without an event; with the parts of their
+        notes, by their ids.
 
         An id that is there already is left as it is. So a call that was interrupted is repeated, with all earlier ones
         and in the same order. Returns how many are new.

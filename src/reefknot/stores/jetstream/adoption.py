@@ -7,7 +7,7 @@ the absence of a record under its id.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from msgspec import json, structs
 
@@ -64,19 +64,19 @@ class Adoption:
                 found[index] = await self._state.read_work(work_id)
         return [stored for stored, _, _ in found if stored is not None]
 
-    async def adopt(self, items: Sequence[WorkItem]) -> int:
+    async def adopt(self, items: Sequence[WorkItem], notes: Mapping[str, Mapping[str, bytes]]) -> int:
         """Keep the items whose ids are not here. Their order is that of all calls, so all of them are repeated."""
         added = 0
         while items:
             number, size = 1, _size(items[0])
             while number < min(len(items), PAGE) and (size := size + _size(items[number])) <= PAGE_BYTES:
                 number += 1
-            added += await self._adopt_page(items[:number])
+            added += await self._adopt_page(items[:number], notes)
             self._given += number
             items = items[number:]
         return added
 
-    async def _adopt_page(self, items: Sequence[WorkItem]) -> int:
+    async def _adopt_page(self, items: Sequence[WorkItem], notes: Mapping[str, Mapping[str, bytes]]) -> int:
         ids = [item.id for item in items]
         found = await self._state.read_directly(ids)
 
@@ -87,6 +87,8 @@ class Adoption:
             new = [(order, item, one) for order, (item, one) in enumerate(zip(items, found, strict=True), self._given)]
             new = [(order, item, one) for order, item, one in new if one[0] is None]
             for order, item, one in new:
+                for part, body in notes.get(item.id, {}).items():
+                    batch.add(Message(self._state.names.blob(item.id, part, 0), body))
                 for message in self._messages(item, order, one, now):
                     batch.add(message)
             return len(new)

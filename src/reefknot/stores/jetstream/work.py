@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ from reefknot.queue.model.work import ENDED, WorkItem, WorkState, pool_of, worke
 from reefknot.queue.port.work_queue import (
     EVERYTHING,
     FREELY,
+    NO_NOTES,
     Enqueue,
     Enqueued,
     Held,
@@ -370,8 +371,8 @@ class JetStreamWorkQueue(TableWorkQueue):
     def records(self) -> AsyncIterator[list[WorkItem]]:
         return self._adoption.records()
 
-    async def adopt(self, items: Sequence[WorkItem]) -> int:
-        return await self._adoption.adopt(items)
+    async def adopt(self, items: Sequence[WorkItem], notes: Mapping[str, Mapping[str, bytes]] = NO_NOTES) -> int:
+        return await self._adoption.adopt(items, notes)
 
     async def search(
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False

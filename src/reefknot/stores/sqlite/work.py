@@ -7,7 +7,7 @@ whatever process that is made.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -28,6 +28,7 @@ from reefknot.queue.port.transport import Notice
 from reefknot.queue.port.work_queue import (
     EVERYTHING,
     FREELY,
+    NO_NOTES,
     Enqueue,
     Enqueued,
     Held,
@@ -229,8 +230,8 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
                 return
             yield found
 
-    async def adopt(self, items: Sequence[WorkItem]) -> int:
-        return await self._context.write(_adopt, (items,))
+    async def adopt(self, items: Sequence[WorkItem], notes: Mapping[str, Mapping[str, bytes]] = NO_NOTES) -> int:
+        return await self._context.write(_adopt, (items, notes))
 
     async def soonest(self, classes: Sequence[str]) -> float:
         return await self._context.look(partial(_soonest, now=self._context.now(), classes=classes))
@@ -513,10 +514,12 @@ def _transfer(transaction: Transaction, work_id: str, resource_class: str, due_a
 
 
 @each
-def _adopt(transaction: Transaction, items: Sequence[WorkItem]) -> int:
+def _adopt(transaction: Transaction, items: Sequence[WorkItem], notes: Mapping[str, Mapping[str, bytes]]) -> int:
     known = rows.known(transaction.connection, [item.id for item in items])
     new = [item for item in items if item.id not in known]
     rows.insert(transaction, new)
+    for item in new:
+        rows.keep_notes(transaction, item.id, notes.get(item.id, {}))
     return len(new)
 
 

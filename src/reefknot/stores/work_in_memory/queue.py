@@ -8,7 +8,7 @@ An engine that holds its work in a table says how a change of it is made whole (
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from reefknot.audit.port import AuditEntry
@@ -22,6 +22,7 @@ from reefknot.queue.model.work import WorkItem
 from reefknot.queue.port.work_queue import (
     EVERYTHING,
     FREELY,
+    NO_NOTES,
     Enqueue,
     Enqueued,
     Held,
@@ -163,8 +164,8 @@ class TableWorkQueue(WakingQueue):
         for at in range(0, len(found), RECORDS):
             yield found[at : at + RECORDS]
 
-    async def adopt(self, items: Sequence[WorkItem]) -> int:
-        return await self.write(lambda now: self.table.adopt(items, now=now), ids=[item.id for item in items])
+    async def adopt(self, items: Sequence[WorkItem], notes: Mapping[str, Mapping[str, bytes]] = NO_NOTES) -> int:
+        return await self.write(lambda now: self.table.adopt(items, notes, now=now), ids=[item.id for item in items])
 
     async def soonest(self, classes: Sequence[str]) -> float:
         return await self.look(lambda now: self.table.soonest(classes, now))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import inf
 
@@ -283,10 +283,11 @@ class WorkTable(WorkItems):
             self.remove(work_id)
         return len(gone)
 
-    def adopt(self, items: Sequence[WorkItem], *, now: Moment) -> int:
+    def adopt(self, items: Sequence[WorkItem], notes: Mapping[str, Mapping[str, bytes]], *, now: Moment) -> int:
         new = [item for item in items if item.id not in self.items]
         for item in new:
             self.put(item, now)
+            self.put_parts(item.id, notes.get(item.id, {}))
         return len(new)
 
     # ---- reads -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from msgspec import structs
 
 from reefknot.core.clock import Clock
 from reefknot.idempotency.model import Claim, Claimed, Done, KeyRecord, KeyState, Uncertain
-from reefknot.queue.model.work import Budget, HistoryEntry, WorkDone, WorkItem, WorkState
+from reefknot.queue.model.notes import CHECKPOINT, LINES, Noted
+from reefknot.queue.model.work import Budget, Extra, HistoryEntry, WorkDone, WorkItem, WorkState
 from reefknot.queue.port.work_queue import Enqueued, Settlement, WorkClaim, WorkFilter
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.port import Store
@@ -80,6 +81,15 @@ class RecordsContract:
         assert await all_of(store.work.records()) == items
         assert [await store.work.get(one.id) for one in items] == items
         assert await event_types(store) == []
+
+    @story()
+    async def test_the_notes_of_a_step_come_with_its_work(self, store: Store, clock: VirtualClock) -> None:
+        noted = structs.replace(odd_items(clock)[3], extra=Extra(notes=Noted(checkpoints=2)))
+        parts = {CHECKPOINT: b"[7]", LINES: b'{"lines":[]}'}
+        assert await store.work.adopt([noted], {noted.id: parts, "other": {CHECKPOINT: b"0"}}) == 1
+        assert (await all_of(store.work.records()), await store.work.notes(noted.id)) == ([noted], parts)
+        assert await store.work.adopt([noted], {noted.id: {CHECKPOINT: b"8"}}) == 0
+        assert await store.work.notes(noted.id) == parts
 
     @story()
     async def test_what_is_there_already_is_left_as_it_is(self, store: Store, clock: VirtualClock) -> None:
