@@ -38,8 +38,14 @@ class Commands:
         *,
         router: str | None,
         reload: Callable[[str, int], asyncio.Task[ReloadOutcome] | None],
+        queue_changed: Callable[[], None],
     ) -> None:
-        """`router` is the name of this system's router; `reload` gets who asked, and the number of the command."""
+        """
+        `router` is the name of this system's router; `reload` gets who asked, and the number of the command.
+
+        `queue_changed` is called when the pauses of the queue have changed.
+        """
+        self._queue_changed = queue_changed
         self._store = store
         self._clock = clock
         self._workers = workers
@@ -79,6 +85,8 @@ class Commands:
         match command.name:
             case "cancel":
                 return
+            case "queue":
+                self._queue_changed()
             case "reload" if self._is_addressed(body):
                 self._reload(command.sender, command.sequence)
             case "reload":

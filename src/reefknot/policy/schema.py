@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
+from reefknot.core.limits import ACCEPTED_RATE, MOST_BURST, MOST_RUNNING, parse_rate
 from reefknot.core.policy import RetryStrategy
+from reefknot.errors import ParameterError
 from reefknot.policy.secrets import ACCEPTED, is_reference
 from reefknot.policy.sections import NotAcceptedError, Section, Spelling
 from reefknot.runtime.database_urls import POSTGRES_PREFIXES, database_file
@@ -504,6 +506,33 @@ class BlocksSection(Section, frozen=True):
     sql: SqlBlockSection | None = SqlBlockSection()
 
 
+def _rate(text: str) -> None:
+    try:
+        parse_rate(text)
+    except ParameterError as error:
+        raise NotAcceptedError(error.accepted) from None
+
+
+class LimitEntry(Section, frozen=True):
+    """A limit of the whole fleet, by job type, tenant, destination or a field of the inputs; the name says which."""
+
+    rate: (
+        Annotated[
+            str,
+            _rate,
+            Meta(description="starts in a time", examples=["10/s", "100/min"], extra={"accepted": ACCEPTED_RATE}),
+        ]
+        | None
+    ) = None
+    burst: (
+        Annotated[int, Meta(ge=1, le=MOST_BURST, description="starts at once; by default those of a second")] | None
+    ) = None
+    running: Annotated[int, Meta(ge=1, le=MOST_RUNNING, description="jobs that run at the same time")] | None = None
+    per: (
+        Annotated[str, Meta(description="of a limit by job type: for each tenant, destination or inputs.FIELD")] | None
+    ) = None
+
+
 class DashboardSection(Section, frozen=True):
     """The pages and the HTTP API that `up` and `dashboard` serve."""
 
@@ -576,3 +605,4 @@ class Configuration(Section, frozen=True):
     blocks: BlocksSection = BlocksSection()
     dashboard: DashboardSection = DashboardSection()
     alerts: AlertsSection = AlertsSection()
+    limits: dict[str, LimitEntry] = field(default_factory=dict)

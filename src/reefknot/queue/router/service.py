@@ -25,12 +25,14 @@ from reefknot.queue.model.admission import OverloadStatus, level
 from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, Cancel, ExecAssignment, ExecResult, encode
 from reefknot.queue.model.results import answer_of, assignment_of, cancel_reason
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, is_ingestion, is_over, is_workers, pool_of, worker_of
+from reefknot.queue.pauses import Pauses
 from reefknot.queue.port.control import Command
 from reefknot.queue.port.transport import Transport
 from reefknot.queue.router.completion import Completion
 from reefknot.queue.router.dispatch import SHARED, Dispatcher
 from reefknot.queue.router.health import HealthTable
 from reefknot.queue.router.inbox import Inbox
+from reefknot.queue.router.limits import DestinationOf, RouterLimits
 from reefknot.queue.router.pending import Pending, PendingTable, RouterContext
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.router.submissions import LocalCallers, Submissions, validated
@@ -43,6 +45,7 @@ from reefknot.runtime.tracing import tracing
 from reefknot.stores.port import Store
 
 TICK_S = 0.05
+SHORTEST_TICK_S = 0.002
 CHECK_S = 0.25
 CLAIM_S = 5.0
 CALLERS_S = 1.0
@@ -78,6 +81,8 @@ class RouterSnapshot(Struct, frozen=True):
     """Assignments that were sent a while ago and not acknowledged: the worker of each, and the seconds since."""
     is_shared: bool = False
     """Whether it also sends to workers that do not tell of themselves."""
+    limits: list[dict[str, Any]] = []
+    """The limits of the fleet, each with the keys that work waits for."""
 
 
 class Router:
@@ -95,12 +100,15 @@ class Router:
         process: str = "",
         secrets: tuple[str, ...] = (),
         own_workers: Collection[str] = (),
+        pauses: Pauses | None = None,
+        destination_of: DestinationOf | None = None,
     ) -> None:
         """
         Build a router; `start` runs it.
 
         `process` marks whose work this is: others then see at once that it is gone, and need not wait for leases. With
-        `own_workers`, names of workers that serve no other router, it routes only what is submitted through it.
+        `own_workers`, names of workers that serve no other router, it routes only what is submitted through it. It
+        begins nothing that is among the `pauses`; `destination_of` gives the destination of a step, for its limits.
         """
         clock = SteadyClock(clock)
         settings = settings or RouterSettings()
@@ -133,8 +141,14 @@ class Router:
         """Whether it led as of the last change; None before its start."""
         self.health = HealthTable(own_workers)
         self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._left)
+        pauses = pauses or Pauses()
+        pauses.changed.append(self._wake.set)
+        rules_of_fleet = settings.limits
+        self.limits = RouterLimits(
+            store, self.table, rules_of_fleet, pauses=pauses, destination_of=destination_of
+        )
         self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
-        self.dispatcher = Dispatcher(context, self.health, self._completion)
+        self.dispatcher = Dispatcher(context, self.health, self._completion, self.limits)
         self._inbox = Inbox(
             context, self.health, self.dispatcher, self._completion, tasks=self._background, wake=self._wake.set
         )
@@ -231,7 +245,9 @@ class Router:
         unanswered = self.table.unanswered(now - UNANSWERED_S, MOST_UNANSWERED)
         silent = {one.id: (one.worker_id or SHARED, round(now - one.asked_at, 1)) for one in unanswered}
         shared = self._context.settings.shared_subject
-        return RouterSnapshot(self.router_id, waiting, len(self.table), status, workers, left_out, silent, shared)
+        counts = waiting, len(self.table)
+        limits = self.limits.snapshot(now)
+        return RouterSnapshot(self.router_id, *counts, status, workers, left_out, silent, shared, limits)
 
     # ---- callers ----------------------------------------------------------------------------------------------------
 
@@ -366,7 +382,7 @@ class Router:
         """Claim what other processes submitted, or what came when there was no room, as long as there is some now."""
         while True:
             self._claim_now.clear()
-            room = min(BATCH, self._context.settings.rules.size - len(self.table)) if self._serves else 0
+            room = min(BATCH, self._places - len(self.table)) if self._serves else 0
             before = len(self.table)
             failed = False
             only = None if self._takes_all else self._callers.elsewhere()
@@ -379,6 +395,12 @@ class Router:
                 await _until(self._claim_now, CLAIM_S if self._takes_all else CALLERS_S)
             elif not self._store_may_have_more:
                 await self._wait_for_submissions()
+
+    @property
+    def _places(self) -> int:
+        """The size of the table. What waits for a limit or a pause takes no place of other work."""
+        size = self._context.settings.rules.size
+        return size + min(size, self.table.number_held)
 
     async def _try_claim(self, n: int, only: list[str] | None) -> bool:
         """Whether the claim failed."""
@@ -467,9 +489,15 @@ class Router:
 
     async def _dispatch(self) -> None:
         check_at = all_at = -inf
+        is_counting = False
         while True:
             self._wake.clear()
             now = self._clock.now()
+            if is_counting is not self._leads and self._takes_all:
+                if self._leads:
+                    what = "what runs under limits could not be counted"
+                    await self._background.run_logged(what, self.limits.take_lead, now, int(self._clock.wall() * 1000))
+                is_counting = self._leads
             if now >= check_at:
                 check_at = now + CHECK_S
                 await self._background.run_logged("pending work was not checked", self.dispatcher.look_after)
@@ -479,7 +507,10 @@ class Router:
                     all_at = now + TICK_S
                 what = "an assignment could not be sent"
                 await self._background.run_logged(what, self.dispatcher.send_waiting, all_waiting)
-            await _until(self._wake, TICK_S if self.table.waiting else CHECK_S)
+            longest = TICK_S if self.table.waiting else CHECK_S
+            if self.table.held:
+                longest = min(longest, max(SHORTEST_TICK_S, self.limits.next_in(self._clock.now())))
+            await _until(self._wake, longest)
 
     def _after_ends(self) -> None:
         """Use the room that an end has made, here and at a worker."""

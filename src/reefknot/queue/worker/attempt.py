@@ -65,8 +65,10 @@ from reefknot.queue.model.messages import (
 from reefknot.queue.model.results import EXPIRED_MESSAGE, UNKNOWN_OUTCOME
 from reefknot.queue.model.submission import EXPIRED
 from reefknot.queue.model.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem, step_key
+from reefknot.queue.pauses import Pauses
 from reefknot.queue.worker.context import WorkerContext
 from reefknot.queue.worker.destinations import Destination, Outages
+from reefknot.queue.worker.limited import GrantedStarts
 from reefknot.queue.worker.records import (
     AcceptedWork,
     AttemptInputs,
@@ -91,8 +93,9 @@ ReportOverdue = Callable[[Callable[[], AttemptReport]], None]
 class StepRunner:
     """Runs attempts under one worker's settings."""
 
-    def __init__(self, context: WorkerContext, blocks: Mapping[str, Block]) -> None:
+    def __init__(self, context: WorkerContext, blocks: Mapping[str, Block], pauses: Pauses | None = None) -> None:
         self._context = context
+        self.starts = GrantedStarts(context, pauses)
         self._settings = context.settings
         self._blocks = blocks
         self._own = own_policies(blocks.values())
@@ -138,6 +141,9 @@ class StepRunner:
         attempt = AttemptInputs(item, assignment, request, target, wall, book, *queue, trace)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
+        held_up = self.starts.held_up(item, work)
+        if held_up is not None:
+            return held_up
         if block is None:
             return self._not_known(attempt)
         destination = self.outages.destination(block, request)
@@ -163,6 +169,7 @@ class StepRunner:
             watch = OverdueWatch(self.log, self._clock, assignment, block, limit.seconds, began, task, report)
 
         try:
+            self.starts.begin(item, work)
             ran = await self._run(block, attempt, limit, began, task, time_is_over)
         except BaseException:  # cancelled, or the worker ends: that tells nothing about the destination
             if permit is not None and (watch is None or not watch.is_reported):
