@@ -58,9 +58,6 @@ class Pauses:
         self.changed: list[Callable[[], None]] = []
         """Called after each change."""
 
-    def __bool__(self) -> bool:
-        return bool(self.all)
-
     def of(self, kind: str, tenant: str | None, wall_ms: int) -> Pause | None:
         """The pause for which work of this type and tenant is not begun; None when it may begin."""
         return next((one for one in self.all if one.holds(kind, tenant or "", wall_ms)), None)

@@ -72,7 +72,7 @@ class RouterLimits:
     @property
     def is_on(self) -> bool:
         """Whether anything is limited or paused, or was a moment ago."""
-        return bool(self._limits.rules or self._pauses or self._table.held)
+        return bool(self._limits.rules or self._pauses.all or self._table.held)
 
     def follow(self, rules: Iterable[LimitRule]) -> None:
         """Change the limits; what is held is looked at again."""

@@ -141,7 +141,7 @@ class Router:
         """Whether it led as of the last change; None before its start."""
         self.health = HealthTable(own_workers)
         self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._left)
-        pauses = pauses or Pauses()
+        pauses = Pauses() if pauses is None else pauses
         pauses.changed.append(self._wake.set)
         rules_of_fleet = settings.limits
         self.limits = RouterLimits(

@@ -32,7 +32,7 @@ class GrantedStarts:
 
     def __init__(self, context: WorkerContext, pauses: Pauses | None = None) -> None:
         self._context = context
-        self.pauses = pauses or Pauses()
+        self.pauses = Pauses() if pauses is None else pauses
         self._begun: dict[str, bool] = {}
         """By record: work that was accepted with a start, and whether it has begun."""
 
@@ -45,7 +45,7 @@ class GrantedStarts:
     def held_up(self, item: WorkItem, work: AcceptedWork) -> AttemptReport | None:
         """The return of work to its router that is paused, or under a limit without a start; None when it may begin."""
         wall = self._context.clock.wall()
-        pause = self.pauses.of(item.kind, item.tenant_id, int(wall * 1000)) if self.pauses else None
+        pause = self.pauses.of(item.kind, item.tenant_id, int(wall * 1000)) if self.pauses.all else None
         if pause is None and (not work.admitted.limited or self._begun.get(item.id) is False):
             return None
         reason = WAITS_FOR_LIMIT if pause is None else f"{pause} is paused"
