@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from reefknot.core.policy import Jitter, JitterName, RetryStrategy, StrategyName
     from reefknot.core.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
+    from reefknot.retrying.limit import Limit
     from reefknot.retrying.functions import On, OnResult, RetryStatistics
 
 
@@ -127,6 +128,7 @@ class RetryKeywords(PolicyFields, total=False):
     stop: StopEvent | None
     throttle: RetryThrottle | str | bool
     breaker: CircuitBreaker | None
+    limit: Limit | None
     before: Hook | None
     after: Hook | None
     on_retry: Hook | None
