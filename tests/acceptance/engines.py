@@ -13,7 +13,17 @@ from tests.faults import points
 
 _STORIES = (
     *("alerts", "audit_trail", "blocking_steps", "cancelled_from_outside", "crash_suspects", "dashboard", "job_retry"),
-    *("jupyter", "latency", "limits_of_the_fleet", "live_views", "liveness", "on_call", "operators", "quarantine_actions", "reload"),
+    *(
+        "jupyter",
+        "latency",
+        "limits_of_the_fleet",
+        "live_views",
+        "liveness",
+        "on_call",
+        "operators",
+        "quarantine_actions",
+        "reload",
+    ),
     *("run_and_up", "schedules", "separate_processes", "telemetry", "sources", "tenants", "traces", "unknown_types"),
     *("waiting", "web_frameworks", "worker_processes"),
 )

@@ -13,10 +13,10 @@ from reefknot import errors
 from reefknot.errors import (
     AttemptTimeoutError,
     BreakerOpenError,
-    LimitReachedError,
     ConfigurationError,
     ConfigurationMissingError,
     DeadlineExceededError,
+    LimitReachedError,
     LoopMisuseError,
     ParameterError,
     ParameterTypeError,

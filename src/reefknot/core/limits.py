@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from reefknot.core import checks
-from reefknot.errors import ParameterError, ParameterTypeError
+from reefknot.errors import ParameterError
 
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*([A-Za-z]+)\s*")

@@ -3,10 +3,10 @@
 
     limit = rk.Limit("billing", rate="10/s", burst=20, running=5)
 
-It is a decorator, `with limit:`, `async with limit:`, `limit=` of a retrier, and `acquire` with `release`. All limits of
-one name in a process are the same one, for threads and tasks, in asyncio and Trio. Another process has its own; over a
-fleet, the section `limits` of the configuration holds. Waits are in the order of their calls: each takes the next free
-moment of the rate at once, and sleeps until then.
+It is a decorator, `with limit:`, `async with limit:`, `limit=` of a retrier, and `acquire` with `release`. All limits
+of one name in a process are the same one, for threads and tasks, in asyncio and Trio. Another process has its own; over
+a fleet, the section `limits` of the configuration holds. Waits are in the order of their calls: each takes the next
+free moment of the rate at once, and sleeps until then.
 """
 
 from __future__ import annotations

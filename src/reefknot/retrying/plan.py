@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from reefknot.core.failure import Failure
     from reefknot.core.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
-    from reefknot.retrying.limit import Limit
     from reefknot.retrying.functions import ResultRule, Rule, WaitRule
+    from reefknot.retrying.limit import Limit
     from reefknot.retrying.types import Hook, RetryKeywords, StopEvent
     from reefknot.runtime.log import LogBudget
 
@@ -52,7 +52,19 @@ POLICY_FIELDS = frozenset(
 )
 OTHER_FIELDS = frozenset(
     (
-        *("on", "on_result", "raise_result", "wait", "stop", "throttle", "breaker", "limit", "before", "after", "on_retry"),
+        *(
+            "on",
+            "on_result",
+            "raise_result",
+            "wait",
+            "stop",
+            "throttle",
+            "breaker",
+            "limit",
+            "before",
+            "after",
+            "on_retry",
+        ),
         *("on_give_up", "on_recover", "fallback", "in_thread", "name", "seed", "log"),
     )
 )
@@ -135,7 +147,18 @@ class Plan:
     """A frozen description of one retrier."""
 
     __slots__ = (
-        *("after", "before", "breaker", "fallback", "has_async_rule", "in_thread", "is_bare", "is_heard", "limit", "log"),
+        *(
+            "after",
+            "before",
+            "breaker",
+            "fallback",
+            "has_async_rule",
+            "in_thread",
+            "is_bare",
+            "is_heard",
+            "limit",
+            "log",
+        ),
         *("log_budget", "logger", "name", "next_key", "on_give_up", "on_recover", "on_retry", "policy"),
         *(
             "raise_result",

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from reefknot.core.policy import Jitter, JitterName, RetryStrategy, StrategyName
     from reefknot.core.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
-    from reefknot.retrying.limit import Limit
     from reefknot.retrying.functions import On, OnResult, RetryStatistics
+    from reefknot.retrying.limit import Limit
 
 
 class RetryEvent(Struct, frozen=True):

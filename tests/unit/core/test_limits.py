@@ -18,7 +18,9 @@ def test_a_rate_is_a_number_in_a_time(text: str, per_second: float) -> None:
     assert parse_rate(text).per_second == per_second
 
 
-@pytest.mark.parametrize("text", ["", "10", "/s", "0/s", "-1/s", "10/d", "10/sec", "ten/s", "1e9/s", "10/s/s", 10, None])
+@pytest.mark.parametrize(
+    "text", ["", "10", "/s", "0/s", "-1/s", "10/d", "10/sec", "ten/s", "1e9/s", "10/s/s", 10, None]
+)
 def test_any_other_text_is_refused_with_what_is_accepted(text: object) -> None:
     with pytest.raises(ParameterError, match="/s"):
         parse_rate(text)

@@ -41,7 +41,9 @@ def pause(
     if dry_run:
         fields = looked(address, lambda at: operations.pause_queue(at, **given))
     else:
-        fields = with_store(address, lambda store: operations.pause_queue(address.operator(store), **given), creates=True)
+        fields = with_store(
+            address, lambda store: operations.pause_queue(address.operator(store), **given), creates=True
+        )
     return _put_change(fields, "paused", json=options.json)
 
 

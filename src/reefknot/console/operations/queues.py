@@ -93,7 +93,9 @@ async def resume_queue(
     return {"what": what, "name": operator.redactor(name), "paused": False, "changed": changed, **end}
 
 
-async def _changed(operator: Operator, change: Any, action: str, pause: Pause, *, dry_run: bool, **details: Any) -> bool:
+async def _changed(
+    operator: Operator, change: Any, action: str, pause: Pause, *, dry_run: bool, **details: Any
+) -> bool:
     """Whether the pauses were changed, or would be."""
     if dry_run:
         return change(await read_pauses(operator.store)) is not None

@@ -144,9 +144,7 @@ class Router:
         pauses = Pauses() if pauses is None else pauses
         pauses.changed.append(self._wake.set)
         rules_of_fleet = settings.limits
-        self.limits = RouterLimits(
-            store, self.table, rules_of_fleet, pauses=pauses, destination_of=destination_of
-        )
+        self.limits = RouterLimits(store, self.table, rules_of_fleet, pauses=pauses, destination_of=destination_of)
         self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
         self.dispatcher = Dispatcher(context, self.health, self._completion, self.limits)
         self._inbox = Inbox(

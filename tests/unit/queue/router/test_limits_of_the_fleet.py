@@ -69,7 +69,8 @@ async def test_no_more_run_than_may(shop: Shop) -> None:
     results = []
     for tenant in ("a", "b", None):
         for n in range(8):
-            results.append(await router.submit(structs.replace(work(f"{tenant}{n}"), tenant_id=tenant)))
+            one = structs.replace(work(f"{tenant}{n}"), tenant_id=tenant)
+            results.append(await router.submit(one))
     for one in results:
         assert (await one).status is ResultStatus.SUCCESS
 
@@ -135,15 +136,19 @@ async def test_a_deadline_ends_the_wait(shop: Shop) -> None:
 
 async def test_a_router_that_takes_over_gives_no_second_burst_and_counts_what_runs(shop: Shop) -> None:
     step = Step(name="billing.charge", seconds=3)
-    await shop.worker("w1", step)
+    for name in ("w1", "w2", "w3"):
+        await shop.worker(name, step)
     limits = rules(billing_charge={"rate": "1/s", "burst": 5, "running": 4})
     first = await shop.router(limits=limits)
-    for number in range(20):
+    for number in range(10):
         await first.submit(work(f"a{number}", job="billing.charge"))
     await asyncio.sleep(1.5)
     assert len(step.began) == 4
     shop.vanish(first)
     second = await shop.router("router-2", limits=limits)
+    await asyncio.sleep(0.01)
+    for number in range(10):
+        await second.submit(work(f"b{number}", job="billing.charge"))
     await asyncio.sleep(0.5)
     assert len(step.began) == 4, "they run at the worker"
     await asyncio.sleep(60)
@@ -162,14 +167,17 @@ async def test_control_a_router_that_forgets_what_runs_lets_too_much_run(
 
     monkeypatch.setattr(RouterLimits, "_count_running", forgotten)
     step = Step(name="billing.charge", seconds=3)
-    await shop.worker("w1", step)
+    for name in ("w1", "w2", "w3"):
+        await shop.worker(name, step)
     limits = rules(billing_charge={"running": 4})
     first = await shop.router(limits=limits)
     for number in range(20):
         await first.submit(work(f"a{number}", job="billing.charge"))
     await asyncio.sleep(1)
     shop.vanish(first)
-    await shop.router("router-2", limits=limits)
+    second = await shop.router("router-2", limits=limits)
+    for number in range(10):
+        await second.submit(work(f"b{number}", job="billing.charge"))
     await asyncio.sleep(60)
     times = [at for _, at in step.began]
     assert any(sum(at <= other < at + 2.99 for other in times) > 4 for at in times)
