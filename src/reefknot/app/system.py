@@ -36,10 +36,10 @@ from reefknot.ingest.orchestrator import IngestionOrchestrator
 from reefknot.policy.settings import Settings
 from reefknot.queue import presence
 from reefknot.queue.connect import client_of, system_scope
-from reefknot.queue.execution.slots import Isolation, wait
+from reefknot.queue.execution.slots import Isolation
 from reefknot.queue.model.messages import ExecAssignment, ExecResult
 from reefknot.queue.model.submission import Capacity
-from reefknot.queue.pauses import READ_EVERY_S, Pauses, read_pauses
+from reefknot.queue.pauses import PauseWatch
 from reefknot.queue.port.work_queue import Held
 from reefknot.queue.presence import STATUS_EVERY_S, STORE_S, look_for_orphans
 from reefknot.queue.router.service import Router, submit_read
@@ -54,7 +54,7 @@ from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
 from reefknot.runtime.timeouts import AWAY_S, ended, unless_away
-from reefknot.steps.port import Block, own_classes
+from reefknot.steps.port import Block, destinations_of, own_classes
 from reefknot.steps.threads import function_threads
 from reefknot.stores.opening import open_store, options_of
 from reefknot.stores.port import Store
@@ -109,14 +109,11 @@ class System:
         self._process = process_mark()
         self._transport = store.transport(keeps_shared=hears_shared)
         shared: dict[str, Any] = {"store": store, "transport": self._transport, "clock": clock}
-        shared |= {"seed": seed, "process": self._process, "secrets": secrets}
+        self._pauses = PauseWatch(store, clock)
+        shared |= {"seed": seed, "process": self._process, "secrets": secrets, "pauses": self._pauses.pauses}
         self.routing = routing or RouterSettings(rules=settings.rules)
         self._own_work_only = own_work_only
-        self._pauses = Pauses()
-        self._pauses_changed = asyncio.Event()
-        shared["pauses"] = self._pauses
-        own: dict[str, Any] = {"own_workers": workers} if own_work_only else {}
-        own["destination_of"] = self._destination_of
+        own: dict[str, Any] = {"destination_of": destinations_of(blocks), "own_workers": workers * own_work_only}
         self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared, **own)
         shared |= {"has_own_router": own_work_only}
         self.isolation = Isolation(lambda: function_threads().overdue)
@@ -131,9 +128,7 @@ class System:
         self.started_after = 0
         """The last event of the log before this system started."""
         self._services = Services("system")
-        self._commands = Commands(
-            store, clock, self.workers, router=router, reload=self.reload, queue_changed=self._pauses_changed.set
-        )
+        self._commands = Commands(store, clock, self.workers, self._pauses.look, router=router, reload=self.reload)
         self.ingestion: IngestionOrchestrator | None = None
         """The orchestrator that runs with the workers, if there is one."""
         self._activity = activity
@@ -152,7 +147,7 @@ class System:
     async def start(self) -> None:
         """Start the parts. A name that another living system has is refused before anything else is done."""
         await self._commands.start()
-        await self._read_pauses()
+        await self._pauses.read()
         self.started_after = (await end_of(self.store.audit)).sequence
         await self._claim_names()
         await self._look_for_lead()
@@ -169,31 +164,10 @@ class System:
             await self.stop()
             raise
         self._services.keep("control", self._commands.obey)
-        self._services.keep("pauses", self._follow_pauses)
+        self._services.keep("pauses", self._pauses.follow)
         self._services.keep("status", self._show)
         self._services.keep("lead", self._keep_lead)
         self._services.keep("orphans", partial(look_for_orphans, self.store, self._recall, self._looked_after))
-
-    async def _follow_pauses(self) -> None:
-        while True:
-            self._pauses_changed.clear()
-            try:
-                await self._read_pauses()
-            except Exception as error:
-                self._errors.log("the pauses of the queue cannot be read", error, self._clock.now())
-            await wait(self._pauses_changed, READ_EVERY_S)
-
-    async def _read_pauses(self) -> None:
-        async with asyncio.timeout(STORE_S):
-            self._pauses.replace(await read_pauses(self.store))
-
-    def _destination_of(self, kind: str, inputs: Mapping[str, Any]) -> str:
-        """The destination of a step, by its own block; empty where this process does not have it."""
-        block = self._blocks.get(kind)
-        try:
-            return "" if block is None else block.destination(inputs)
-        except Exception:  # inputs that make no sense; the block itself will say so
-            return ""
 
     async def _keep_lead(self) -> None:
         while True:

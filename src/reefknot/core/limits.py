@@ -18,7 +18,7 @@ from reefknot.core import checks
 from reefknot.errors import ParameterError
 
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
-_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*([A-Za-z]+)\s*")
+RATE_PATTERN = r"^\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*/\s*(s|min|h)\s*$"
 ACCEPTED_RATE = "a number above 0 with /s, /min or /h, such as 10/s"
 MOST_PER_SECOND = 100_000.0
 MOST_BURST = 1_000_000
@@ -51,8 +51,8 @@ class Rate(Struct, frozen=True):
 
 def parse_rate(given: object, name: str = "rate") -> Rate:
     """The rate that a text such as `10/s` states; `ParameterError` for any other text."""
-    found = _RATE.fullmatch(checks.text(name, given, ACCEPTED_RATE))
-    if found is None or found[2] not in _SECONDS or not float(found[1]):
+    found = re.match(RATE_PATTERN, checks.text(name, given, ACCEPTED_RATE))
+    if found is None or not float(found[1]):
         raise ParameterError(name, given, ACCEPTED_RATE)
     rate = Rate(float(found[1]), found[2])
     if rate.per_second > MOST_PER_SECOND:
@@ -228,7 +228,7 @@ class LimitState:
         self.running.discard(work_id)
 
     def empty(self, now: float) -> None:
-        """Take all tokens out: whoever had them may have spent them meanwhile."""
+        """Take all tokens out: another process may have spent them meanwhile."""
         self.tokens(now)
         self._tokens = min(self._tokens, 0.0)
 
@@ -332,6 +332,10 @@ class LimitTable:
             free = [one for one in self._states.values() if not one.reserved and not one.running]
             for one in sorted(free, key=lambda one: one.tokens(now) - one.rule.burst, reverse=True)[:excess]:
                 del self._states[one.key]
+
+    def get(self, key: str) -> LimitState | None:
+        """The state under a key, if it is known."""
+        return self._states.get(key)
 
     def all(self) -> list[LimitState]:
         """The states that are known."""

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from reefknot.core.limits import ACCEPTED_RATE, MOST_BURST, MOST_RUNNING, parse_rate
+from reefknot.core.limits import ACCEPTED_RATE, MOST_BURST, MOST_RUNNING, RATE_PATTERN
 from reefknot.core.policy import RetryStrategy
-from reefknot.errors import ParameterError
 from reefknot.policy.secrets import ACCEPTED, is_reference
 from reefknot.policy.sections import NotAcceptedError, Section, Spelling
 from reefknot.runtime.database_urls import POSTGRES_PREFIXES, database_file
@@ -506,31 +505,16 @@ class BlocksSection(Section, frozen=True):
     sql: SqlBlockSection | None = SqlBlockSection()
 
 
-def _rate(text: str) -> None:
-    try:
-        parse_rate(text)
-    except ParameterError as error:
-        raise NotAcceptedError(error.accepted) from None
-
-
 class LimitEntry(Section, frozen=True):
-    """A limit of the whole fleet, by job type, tenant, destination or a field of the inputs; the name says which."""
+    """A limit of the whole fleet; its name says for which jobs: a type, a tenant, a destination, a field of inputs."""
 
     rate: (
-        Annotated[
-            str,
-            _rate,
-            Meta(description="starts in a time", examples=["10/s", "100/min"], extra={"accepted": ACCEPTED_RATE}),
-        ]
+        Annotated[str, Meta(pattern=RATE_PATTERN, examples=["10/s", "100/min"], extra={"accepted": ACCEPTED_RATE})]
         | None
     ) = None
-    burst: (
-        Annotated[int, Meta(ge=1, le=MOST_BURST, description="starts at once; by default those of a second")] | None
-    ) = None
+    burst: Annotated[int, Meta(ge=1, le=MOST_BURST, description="starts at once; default: a second's")] | None = None
     running: Annotated[int, Meta(ge=1, le=MOST_RUNNING, description="jobs that run at the same time")] | None = None
-    per: (
-        Annotated[str, Meta(description="of a limit by job type: for each tenant, destination or inputs.FIELD")] | None
-    ) = None
+    per: Annotated[str, Meta(description="for each tenant, destination or inputs.FIELD")] | None = None
 
 
 class DashboardSection(Section, frozen=True):

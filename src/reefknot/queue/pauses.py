@@ -5,13 +5,18 @@ They are one value of the store, which every process reads: routers dispatch not
 due retries of it back. Submissions are accepted, and wait.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 from msgspec import Struct
 
 from reefknot.audit.port import AuditEntry
+from reefknot.core.clock import Clock
 from reefknot.core.limits import globbed
+from reefknot.runtime.log import RepeatedErrors
+from reefknot.runtime.timeouts import STORE_S
 from reefknot.stores.port import Store
 
 VALUE = "queue.pauses"
@@ -68,6 +73,38 @@ class Pauses:
             self.all = tuple(pauses)
             for changed in self.changed:
                 changed()
+
+
+class PauseWatch:
+    """The pauses of one store, read again after each command that changes them, and now and then."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._errors = RepeatedErrors()
+        self._look = asyncio.Event()
+        self.pauses = Pauses()
+
+    def look(self) -> None:
+        """Read them again soon."""
+        self._look.set()
+
+    async def read(self) -> None:
+        """Read them now. A store that does not answer leaves them as they are."""
+        try:
+            async with asyncio.timeout(STORE_S):
+                self.pauses.replace(await read_pauses(self._store))
+        except Exception as error:
+            self._errors.log("the pauses of the queue cannot be read", error, self._clock.now())
+
+    async def follow(self) -> None:
+        """Follow them until cancelled."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(READ_EVERY_S):
+                    await self._look.wait()
+            self._look.clear()
+            await self.read()
 
 
 async def read_pauses(store: Store) -> list[Pause]:

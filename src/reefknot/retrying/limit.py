@@ -169,9 +169,9 @@ class Limit:
         with self._state.lock:
             self._state.running = max(0, self._state.running - 1)
 
-    def within(self, timeout: float) -> Held:
-        """`with limit.within(5):` or `async with`: a wait of at most so many seconds around one call."""
-        return Held(self, timeout)
+    def within(self, timeout: float) -> LimitedCall:
+        """`with limit.within(5):` or `async with`: one call, and at most these seconds of waiting."""
+        return LimitedCall(self, timeout)
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -260,7 +260,7 @@ class Limit:
             self._state.give_back()
 
 
-class Held:
+class LimitedCall:
     """Context manager of one call, plain or async, with a longest wait of its own."""
 
     __slots__ = ("_limit", "_timeout")
@@ -280,3 +280,27 @@ class Held:
 
     async def __aexit__(self, *ended: object) -> None:
         self._limit.release()
+
+
+def behind_limit(call: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` behind the limit of a call: an attempt waits for it as long as the deadline allows."""
+    limit, budget = call.plan.limit, call.plan.policy.time_budget
+    assert limit is not None
+
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        with limit.within(max(0.0, budget - call.elapsed)):
+            return fn(*args, **kwargs)
+
+    return attempt
+
+
+def awaited_behind_limit(call: Any, work: Callable[..., Any]) -> Callable[..., Any]:
+    """`behind_limit` for the work of an async attempt, whose time limits begin after the wait."""
+    limit, budget = call.plan.limit, call.plan.policy.time_budget
+    assert limit is not None
+
+    async def attempt(*given: Any) -> Any:
+        async with limit.within(max(0.0, budget - call.elapsed)):
+            return await work(*given)
+
+    return attempt

@@ -388,19 +388,13 @@ async def attempt_within(call: CallState, fn: Function, args: Any, kwargs: Any) 
     breaker, is_asked = call.plan.breaker, call.plan.has_async_rule
     work = _asked if is_asked else _limited
     if call.plan.limit is not None:
-        work = _asked_behind_limit if is_asked else _limited_behind_limit
+        from reefknot.retrying.limit import awaited_behind_limit
+
+        work = awaited_behind_limit(call, work)
     if breaker is None:
         return await work(call, fn, args, kwargs)
     with breaker.guard(call.verdict if is_asked else call.plan.rule):
         return await work(call, fn, args, kwargs)
-
-
-async def _limited_behind_limit(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
-    """`behind_limit`, awaited: the time limits of the attempt begin after the wait."""
-    limit = call.plan.limit
-    assert limit is not None
-    async with limit.within(max(0.0, call.plan.policy.time_budget - call.elapsed)):
-        return await _limited(call, fn, args, kwargs)
 
 
 def _limited(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
@@ -415,14 +409,6 @@ async def _asked(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
     """An attempt whose error the async predicate of `on=` is asked about, before breaker and decision are."""
     try:
         return await _limited(call, fn, args, kwargs)
-    except Exception as error:
-        await call.ask_rule(error)
-        raise
-
-
-async def _asked_behind_limit(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
-    try:
-        return await _limited_behind_limit(call, fn, args, kwargs)
     except Exception as error:
         await call.ask_rule(error)
         raise
@@ -569,20 +555,11 @@ def execute(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
     """Every attempt of a call of a plain function, with all that its plan asks for; the last error is raised."""
     plan, work = call.plan, checking_result(call.plan, fn)
     attempt = in_thread(call, work) if plan.in_thread else work
-    return resume(call, behind_breaker(plan, behind_limit(call, attempt)), args, kwargs)
+    if plan.limit is not None:
+        from reefknot.retrying.limit import behind_limit
 
-
-def behind_limit(call: CallState, fn: Function) -> Function:
-    """`fn` behind the limit of a call, if any: an attempt waits for it as long as the deadline allows."""
-    limit, budget = call.plan.limit, call.plan.policy.time_budget
-    if limit is None:
-        return fn
-
-    def attempt(*args: Any, **kwargs: Any) -> Any:
-        with limit.within(max(0.0, budget - call.elapsed)):
-            return fn(*args, **kwargs)
-
-    return attempt
+        attempt = behind_limit(call, attempt)
+    return resume(call, behind_breaker(plan, attempt), args, kwargs)
 
 
 async def afall_back(call: CallState) -> Any:

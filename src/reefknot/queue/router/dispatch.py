@@ -97,7 +97,7 @@ class Dispatcher:
         await self._end_all_overdue()
         now = self._clock.now()
         if self._limits.is_on:
-            self._limits.release(now, int(self._clock.wall() * 1000))
+            self._limits.release(now)
         chosen: list[Pending] = []
         for name, line in self._table.lines():
             self._choose(name, line, now, inf if all_waiting else PASSED_BY, chosen)
@@ -154,7 +154,7 @@ class Dispatcher:
             if self._is_held_up(pending):
                 stay.append(pending)
                 continue
-            if self._limits.is_on and (key := self._limits.held_by(pending, now, int(self._clock.wall() * 1000))):
+            if self._limits.is_on and (key := self._limits.held_by(pending, now)):
                 self._table.hold(pending, key)
                 continue
             last = self._last.get(name, "")
@@ -308,7 +308,7 @@ class Dispatcher:
             else:
                 self._back(pending, "no ack arrived")
         await self._end_all_overdue()
-        await self._limits.look_after(now, int(self._clock.wall() * 1000))
+        await self._limits.look_after(now)
         self._quarantine_without_class(now)
         await self._publish_fleet(now)
 

@@ -23,7 +23,7 @@ from reefknot.queue.model.results import assignment_of
 from reefknot.queue.model.work import WorkItem, WorkState, is_workers
 from reefknot.queue.pauses import Pauses
 from reefknot.queue.port.work_queue import WorkFilter
-from reefknot.queue.router.pending import Pending, PendingTable
+from reefknot.queue.router.pending import Pending, RouterContext
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.stores.port import Store
 
@@ -40,6 +40,8 @@ MOST_LISTED = 10_000
 PAGE = 500
 MOST_SHOWN = 100
 """Keys with waiting work that a status names."""
+SHORTEST_S = 0.002
+_PAUSE = "pause "
 NO_INPUTS: Mapping[str, Any] = {}
 
 DestinationOf = Callable[[str, Mapping[str, Any]], str]
@@ -50,19 +52,26 @@ class RouterLimits:
 
     def __init__(
         self,
+        context: RouterContext,
         store: Store,
-        table: PendingTable,
-        rules: Iterable[LimitRule] = (),
         *,
-        pauses: Pauses,
+        pauses: Pauses | None = None,
         destination_of: DestinationOf | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`destination_of` gives the destination of a step by its type and inputs; empty where it is not known."""
+        """
+        `destination_of` gives the destination of a step by its type and inputs; empty where it is not known. `wake` is
+        called when something that is paused may begin.
+        """
         self._store = store
-        self._table = table
-        self._limits = LimitTable(rules)
-        self._pauses = pauses
+        self._table = context.table
+        self._clock = context.clock
+        self._limits = LimitTable(context.settings.limits)
+        self._pauses = Pauses() if pauses is None else pauses
+        self._pauses.changed.append(wake)
         self._destination_of = destination_of
+        self.leads = False
+        """Whether it has taken the lead; see `take_lead`."""
         self._looked_at = inf
         self._noted: tuple[float, frozenset[str]] = (-inf, frozenset())
         self._before: dict[str, Grant] = {}
@@ -80,12 +89,13 @@ class RouterLimits:
 
     # ---- grants -----------------------------------------------------------------------------------------------------
 
-    def held_by(self, pending: Pending, now: float, wall_ms: int) -> str:
+    def held_by(self, pending: Pending, now: float) -> str:
         """The limit or the pause that this assignment waits for; empty when it may start."""
         assignment = pending.assignment
-        pause = self._pauses.of(assignment.job.type, assignment.tenant_id, wall_ms)
-        if pause is not None:
-            return f"pause {pause}"
+        if self._pauses.all:
+            pause = self._pauses.of(assignment.job.type, assignment.tenant_id, self._wall_ms())
+            if pause is not None:
+                return f"{_PAUSE}{pause}"
         return next((state.key for state in self._states(assignment, now) if state.wait(now) > 0), "")
 
     def grant(self, pending: Pending, now: float) -> None:
@@ -105,18 +115,20 @@ class RouterLimits:
         tenant = assignment.tenant_id or ""
         return self._limits.states(kind, now, tenant=tenant, destination=destination, inputs=inputs)
 
-    def release(self, now: float, wall_ms: int) -> None:
+    def _wall_ms(self) -> int:
+        return int(self._clock.wall() * 1000)
+
+    def release(self, now: float) -> None:
         """Let what was held take its place among the waiting again, as far as there is room for it."""
         self._tick(now)
         if not self._table.held:
             return
-        states = {state.key: state for state in self._limits.all()}
+        wall_ms = self._wall_ms()
+        paused = {f"{_PAUSE}{one}" for one in self._pauses.all if one.is_on(wall_ms)}
         for key in list(self._table.held):
-            state = states.get(key)
-            room = MOST_LISTED if state is None else state.room(now)
-            if key.startswith("pause "):
-                room = 0 if any(f"pause {one}" == key and one.is_on(wall_ms) for one in self._pauses.all) else room
-            self._table.release(key, room)
+            state = self._limits.get(key)
+            if key not in paused:
+                self._table.release(key, MOST_LISTED if state is None else state.room(now))
 
     def _tick(self, now: float) -> None:
         """Begin without tokens after a time in which this process stood still: another router may have led."""
@@ -126,18 +138,18 @@ class RouterLimits:
 
     def next_in(self, now: float) -> float:
         """Seconds until a token comes for something that is held; infinity when none is awaited."""
-        if not self._table.held:
-            return inf
-        waits = (state.wait(now) for state in self._limits.all() if state.key in self._table.held)
-        return min((wait for wait in waits if wait > 0), default=inf)
+        states = (self._limits.get(key) for key in self._table.held)
+        waits = (state.wait(now) for state in states if state is not None)
+        return max(SHORTEST_S, min((wait for wait in waits if wait > 0), default=inf))
 
     # ---- what others know -------------------------------------------------------------------------------------------
 
-    async def take_lead(self, now: float, wall_ms: int) -> None:
-        """Begin where another router, or an earlier run of this one, may have been a moment ago."""
-        self._looked_at = now
-        if not self._limits.rules:
+    async def take_lead(self, leads: bool) -> None:
+        """Begin where another router, or an earlier run of this one, may have been a moment ago; or lead no more."""
+        self._looked_at, self.leads = self._clock.now(), leads
+        if not leads or not self._limits.rules:
             return
+        now, wall_ms = self._clock.now(), self._wall_ms()
         async with asyncio.timeout(STORE_S):
             kept = await self._store.values.get(VALUE)
         if kept is not None:
@@ -168,7 +180,7 @@ class RouterLimits:
             self._before[work_id] = Grant(states, work_id)
             self._before[work_id].refused()  # its start was counted by the router that sent it
 
-    async def look_after(self, now: float, wall_ms: int) -> None:
+    async def look_after(self, now: float) -> None:
         """Note the keys in use, and forget what has ended that ran before this router led."""
         self._tick(now)
         if not self._limits.rules:
@@ -187,10 +199,10 @@ class RouterLimits:
             keys = frozenset([one.key for one in self._limits.all() if not one.is_full(now)][:MOST_NOTED])
             self._noted = now, keys
             if keys or keys != before:
-                await self._note(keys, wall_ms)
+                await self._note(keys)
 
-    async def _note(self, keys: frozenset[str], wall_ms: int) -> None:
-        body = msgspec.json.encode(_NotedKeys(wall_ms, sorted(keys))).decode()
+    async def _note(self, keys: frozenset[str]) -> None:
+        body = msgspec.json.encode(_NotedKeys(self._wall_ms(), sorted(keys))).decode()
         async with asyncio.timeout(STORE_S):
             kept = await self._store.values.get(VALUE)
             await self._store.values.put(VALUE, body, version=0 if kept is None else kept.version)
@@ -201,10 +213,9 @@ class RouterLimits:
 
     def snapshot(self, now: float) -> list[dict[str, Any]]:
         """The limits and, for each key with waiting work, how much waits, runs, and how long until the next start."""
-        states = {state.key: state for state in self._limits.all()}
         found = {rule.name: {**msgspec.to_builtins(rule), "text": str(rule), "held": {}} for rule in self._limits.rules}
         for key, line in list(self._table.held.items())[:MOST_SHOWN]:
-            state = states.get(key)
+            state = self._limits.get(key)
             if state is not None and state.rule.name in found:
                 wait = state.wait(now)
                 next_in = None if wait == inf else round(wait, 3)

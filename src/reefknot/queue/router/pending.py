@@ -186,6 +186,10 @@ class PendingTable:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    def room(self, size: int) -> int:
+        """The free places of this number. What waits for a limit or a pause takes no place of other work."""
+        return size + min(size, self.number_held) - len(self._all)
+
     def get(self, work_id: str) -> Pending | None:
         return self._all.get(work_id)
 
@@ -246,7 +250,7 @@ class PendingTable:
             self.line_up(pending)
 
     def _unhold(self, pending: Pending) -> None:
-        """It does not wait for a limit or a pause any more."""
+        """Take it out of the line of its limit or pause, if it is in one."""
         if not pending.held_by:
             return
         line = self.held[pending.held_by]

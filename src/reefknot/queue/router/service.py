@@ -25,14 +25,13 @@ from reefknot.queue.model.admission import OverloadStatus, level
 from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, Cancel, ExecAssignment, ExecResult, encode
 from reefknot.queue.model.results import answer_of, assignment_of, cancel_reason
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, is_ingestion, is_over, is_workers, pool_of, worker_of
-from reefknot.queue.pauses import Pauses
 from reefknot.queue.port.control import Command
 from reefknot.queue.port.transport import Transport
 from reefknot.queue.router.completion import Completion
 from reefknot.queue.router.dispatch import SHARED, Dispatcher
 from reefknot.queue.router.health import HealthTable
 from reefknot.queue.router.inbox import Inbox
-from reefknot.queue.router.limits import DestinationOf, RouterLimits
+from reefknot.queue.router.limits import RouterLimits
 from reefknot.queue.router.pending import Pending, PendingTable, RouterContext
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.router.submissions import LocalCallers, Submissions, validated
@@ -45,7 +44,6 @@ from reefknot.runtime.tracing import tracing
 from reefknot.stores.port import Store
 
 TICK_S = 0.05
-SHORTEST_TICK_S = 0.002
 CHECK_S = 0.25
 CLAIM_S = 5.0
 CALLERS_S = 1.0
@@ -100,23 +98,20 @@ class Router:
         process: str = "",
         secrets: tuple[str, ...] = (),
         own_workers: Collection[str] = (),
-        pauses: Pauses | None = None,
-        destination_of: DestinationOf | None = None,
+        **limiting: Any,
     ) -> None:
         """
         Build a router; `start` runs it.
 
         `process` marks whose work this is: others then see at once that it is gone, and need not wait for leases. With
-        `own_workers`, names of workers that serve no other router, it routes only what is submitted through it. It
-        begins nothing that is among the `pauses`; `destination_of` gives the destination of a step, for its limits.
+        `own_workers`, names of workers that serve no other router, it routes only what is submitted through it. The
+        rest is for `RouterLimits`.
         """
         clock = SteadyClock(clock)
-        settings = settings or RouterSettings()
-        journal = Journal(store.audit, redactor=Redactor(secrets))
+        settings, journal = settings or RouterSettings(), Journal(store.audit, redactor=Redactor(secrets))
         self.router_id = router_id
         self.table = PendingTable()
-        self._store = store
-        self._clock = clock
+        self._store, self._clock = store, clock
         self._errors = RepeatedErrors()
         self._context = context = RouterContext(
             router_id=router_id,
@@ -129,8 +124,7 @@ class Router:
             table=self.table,
             seed=seed,
         )
-        self._wake = asyncio.Event()
-        self._claim_now, self._left_here = asyncio.Event(), asyncio.Event()
+        self._wake, self._claim_now, self._left_here = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._store_may_have_more = False
         self._background = BoundedTasks(router_id, AT_ONCE)
         rules, more = settings.submission_rules, dict[str, Any](journal=journal, control=store.control)
@@ -141,10 +135,7 @@ class Router:
         """Whether it led as of the last change; None before its start."""
         self.health = HealthTable(own_workers)
         self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._left)
-        pauses = Pauses() if pauses is None else pauses
-        pauses.changed.append(self._wake.set)
-        rules_of_fleet = settings.limits
-        self.limits = RouterLimits(store, self.table, rules_of_fleet, pauses=pauses, destination_of=destination_of)
+        self.limits = RouterLimits(context, store, wake=self._wake.set, **limiting)
         self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
         self.dispatcher = Dispatcher(context, self.health, self._completion, self.limits)
         self._inbox = Inbox(
@@ -243,9 +234,8 @@ class Router:
         unanswered = self.table.unanswered(now - UNANSWERED_S, MOST_UNANSWERED)
         silent = {one.id: (one.worker_id or SHARED, round(now - one.asked_at, 1)) for one in unanswered}
         shared = self._context.settings.shared_subject
-        counts = waiting, len(self.table)
-        limits = self.limits.snapshot(now)
-        return RouterSnapshot(self.router_id, *counts, status, workers, left_out, silent, shared, limits)
+        more = workers, left_out, silent, shared, self.limits.snapshot(now)
+        return RouterSnapshot(self.router_id, waiting, len(self.table), status, *more)
 
     # ---- callers ----------------------------------------------------------------------------------------------------
 
@@ -380,7 +370,7 @@ class Router:
         """Claim what other processes submitted, or what came when there was no room, as long as there is some now."""
         while True:
             self._claim_now.clear()
-            room = min(BATCH, self._places - len(self.table)) if self._serves else 0
+            room = min(BATCH, self.table.room(self._context.settings.rules.size)) if self._serves else 0
             before = len(self.table)
             failed = False
             only = None if self._takes_all else self._callers.elsewhere()
@@ -393,12 +383,6 @@ class Router:
                 await _until(self._claim_now, CLAIM_S if self._takes_all else CALLERS_S)
             elif not self._store_may_have_more:
                 await self._wait_for_submissions()
-
-    @property
-    def _places(self) -> int:
-        """The size of the table. What waits for a limit or a pause takes no place of other work."""
-        size = self._context.settings.rules.size
-        return size + min(size, self.table.number_held)
 
     async def _try_claim(self, n: int, only: list[str] | None) -> bool:
         """Whether the claim failed."""
@@ -487,15 +471,12 @@ class Router:
 
     async def _dispatch(self) -> None:
         check_at = all_at = -inf
-        is_counting = False
         while True:
             self._wake.clear()
             now = self._clock.now()
-            if is_counting is not self._leads and self._takes_all:
-                if self._leads:
-                    what = "what runs under limits could not be counted"
-                    await self._background.run_logged(what, self.limits.take_lead, now, int(self._clock.wall() * 1000))
-                is_counting = self._leads
+            if self.limits.leads is not self._leads and self._takes_all:
+                what = "what runs under limits could not be counted"
+                await self._background.run_logged(what, self.limits.take_lead, self._leads)
             if now >= check_at:
                 check_at = now + CHECK_S
                 await self._background.run_logged("pending work was not checked", self.dispatcher.look_after)
@@ -506,9 +487,7 @@ class Router:
                 what = "an assignment could not be sent"
                 await self._background.run_logged(what, self.dispatcher.send_waiting, all_waiting)
             longest = TICK_S if self.table.waiting else CHECK_S
-            if self.table.held:
-                longest = min(longest, max(SHORTEST_TICK_S, self.limits.next_in(self._clock.now())))
-            await _until(self._wake, longest)
+            await _until(self._wake, min(longest, self.limits.next_in(now)) if self.table.held else longest)
 
     def _after_ends(self) -> None:
         """Use the room that an end has made, here and at a worker."""

@@ -65,7 +65,6 @@ from reefknot.queue.model.messages import (
 from reefknot.queue.model.results import EXPIRED_MESSAGE, UNKNOWN_OUTCOME
 from reefknot.queue.model.submission import EXPIRED
 from reefknot.queue.model.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem, step_key
-from reefknot.queue.pauses import Pauses
 from reefknot.queue.worker.context import WorkerContext
 from reefknot.queue.worker.destinations import Destination, Outages
 from reefknot.queue.worker.limited import GrantedStarts
@@ -93,16 +92,14 @@ ReportOverdue = Callable[[Callable[[], AttemptReport]], None]
 class StepRunner:
     """Runs attempts under one worker's settings."""
 
-    def __init__(self, context: WorkerContext, blocks: Mapping[str, Block], pauses: Pauses | None = None) -> None:
-        self._context = context
-        self.starts = GrantedStarts(context, pauses)
+    def __init__(self, context: WorkerContext, blocks: Mapping[str, Block], starts: GrantedStarts) -> None:
+        self._context, self.starts = context, starts
         self._settings = context.settings
         self._blocks = blocks
         self._own = own_policies(blocks.values())
         self._rules = own_rules(blocks.values()) if context.settings.retries_v2 else {}
         self._books = BookHistory(context.settings.book.with_blocks(self._own))
-        self._clock = context.clock
-        self._redactor = context.redactor
+        self._clock, self._redactor = context.clock, context.redactor
         self.log = DecisionLog(context.worker_id, context.redactor, context.clock)
         self.outages = Outages(context, blocks, self.log)
         self._key_waits = KeyWaits()
@@ -141,8 +138,7 @@ class StepRunner:
         attempt = AttemptInputs(item, assignment, request, target, wall, book, *queue, trace)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
-        held_up = self.starts.held_up(item, work)
-        if held_up is not None:
+        if (held_up := self.starts.held_up(item, work)) is not None:
             return held_up
         if block is None:
             return self._not_known(attempt)
@@ -169,7 +165,6 @@ class StepRunner:
             watch = OverdueWatch(self.log, self._clock, assignment, block, limit.seconds, began, task, report)
 
         try:
-            self.starts.begin(item, work)
             ran = await self._run(block, attempt, limit, began, task, time_is_over)
         except BaseException:  # cancelled, or the worker ends: that tells nothing about the destination
             if permit is not None and (watch is None or not watch.is_reported):
@@ -296,6 +291,7 @@ class StepRunner:
         time_is_over: Callable[[], None],
     ) -> StepOutcome:
         assignment, item, seconds = attempt.assignment, attempt.item, limit.seconds
+        self.starts.begin(assignment)
         if attempt.trace is not None:
             attempt.trace.attempt_started(attempt.number, attempt.began)
         context = BlockContext(

@@ -31,7 +31,6 @@ from reefknot.queue.model.admission import (
     RejectReason,
 )
 from reefknot.queue.model.messages import (
-    LIMITED,
     AckStatus,
     ExecAssignment,
     ExecAssignmentAck,
@@ -59,7 +58,6 @@ from reefknot.runtime.tasks import BoundedTasks, run_in_background
 from reefknot.runtime.timeouts import STORE_S
 from reefknot.steps.port import Block, own_classes
 
-MOST_LIMITED = 10_000
 MOST_WAITING = 256
 """Deliveries that were read and are not being taken in yet; beyond that the transport waits."""
 STORE_WAIT_MS = 1000
@@ -103,8 +101,6 @@ class Intake:
             pools, self._admissions, lambda: len(self._arrived) + self._deciding, clock=context.clock
         )
         self._classes = own_classes(known.values())
-        self._limited: dict[str, None] = {}
-        """By record: assignments that came with a start under a limit, and have no place yet."""
 
     @property
     def draining(self) -> bool:
@@ -145,10 +141,7 @@ class Intake:
             wall_ms = int(self._context.clock.wall() * 1000) if delivery.headers else None
             read = read_assignment(delivery.body, delivery.headers, wall_ms)
             read = with_own_class(read, self._classes)
-            if isinstance(read, ExecAssignment) and delivery.headers and LIMITED in delivery.headers:
-                if len(self._limited) >= MOST_LIMITED:  # those that were refused
-                    del self._limited[next(iter(self._limited))]
-                self._limited[read.record_id] = None
+            self._closing.starts.arrived(read, delivery.headers)
             if isinstance(read, ExecAssignment) and read.assignment_id in seen:
                 repeated.append((read, delivery))
                 self._deciding -= 1
@@ -299,11 +292,8 @@ class Intake:
         pool.reserve(assignment.priority)
         try:
             met = pool.measured()
-            admitted = AdmittedAs.by(answer, assignment, met)
-            if self._limited and assignment.record_id in self._limited:
-                del self._limited[assignment.record_id]
-                admitted = structs.replace(admitted, limited=True)
-            work = AcceptedWork(assignment, admitted, sender)
+            terms = self._closing.starts.admitted(assignment, AdmittedAs.by(answer, assignment, met))
+            work = AcceptedWork(assignment, terms, sender)
             item = work.as_item(body, pool.queue_name, answer, int(self._context.clock.wall() * 1000))
             event = self._event(
                 assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=verdict.inputs, met=met
@@ -369,8 +359,7 @@ class Intake:
         one.pool.release(one.work.assignment.priority)
         if item is None:
             return
-        if one.work.admitted.limited:
-            self._closing.starts.add(item.id)
+        self._closing.starts.kept(one.work)
         if item.state is WorkState.RUNNING:
             self._closing.remember(item, one.work)
             one.pool.begin([item])
@@ -398,10 +387,8 @@ class Intake:
         """Duplicate delivery: ack ACCEPTED whatever the queue's level. Another job under the same id is rejected."""
         work_id = assignment.record_id
         known = await self._known_under(work_id, pool)
-        if known is not None and is_unassigned(known) and (work_id in pool.queue or work_id in pool.claimed):
-            pool.queue.remove(work_id)  # a router took it back while this worker was silent, or it was returned
-            pool.claimed.pop(work_id, None)
-            return await self.take(assignment)
+        if known is not None and is_unassigned(known) and pool.forget(work_id):
+            return await self.take(assignment)  # a router took it back while this worker was silent, or it was returned
         if known is not None and not is_same_job(known, assignment):
             refusal = AckStatus.REJECTED, RejectReason.INVALID, _OTHER_JOB
             return await self._refuse(assignment.assignment_id, *refusal, assignment=assignment, pool=pool)

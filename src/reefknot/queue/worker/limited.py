@@ -6,10 +6,15 @@ begins, and when an attempt is over that another one follows. Whatever has no st
 a restart) goes back to the router when it is due: it spends nothing, keeps its age, and comes again with a start.
 """
 
+from collections.abc import Mapping
+
+from msgspec import structs
+
 from reefknot.audit.journal import about_item
 from reefknot.audit.model.event import Requeued
 from reefknot.queue.model.messages import (
     BETWEEN_ATTEMPTS,
+    LIMITED,
     NOT_STARTED,
     STARTED,
     AckStatus,
@@ -20,7 +25,7 @@ from reefknot.queue.model.results import waits_for
 from reefknot.queue.model.work import Returned, Snooze, TryAgain, WorkItem
 from reefknot.queue.pauses import Pauses
 from reefknot.queue.worker.context import WorkerContext, WorkerMessage
-from reefknot.queue.worker.records import AcceptedWork, AttemptReport
+from reefknot.queue.worker.records import AcceptedWork, AdmittedAs, AttemptReport
 from reefknot.runtime.tasks import run_in_background
 
 MOST_STARTS = 20_000
@@ -33,14 +38,31 @@ class GrantedStarts:
     def __init__(self, context: WorkerContext, pauses: Pauses | None = None) -> None:
         self._context = context
         self.pauses = Pauses() if pauses is None else pauses
+        self._arrived: dict[str, None] = {}
+        """By record: assignments that came with a start, and have no place yet."""
         self._begun: dict[str, bool] = {}
         """By record: work that was accepted with a start, and whether it has begun."""
 
-    def add(self, work_id: str) -> None:
-        """Note the start of work that was accepted with one."""
-        if len(self._begun) >= MOST_STARTS:  # those that were cancelled before they ended
-            del self._begun[next(iter(self._begun))]
-        self._begun[work_id] = False
+    def arrived(self, read: object, headers: Mapping[str, str] | None) -> None:
+        """Note the start that an assignment comes with, if it does."""
+        if headers and LIMITED in headers and isinstance(read, ExecAssignment):
+            if len(self._arrived) >= MOST_STARTS:  # those that were refused
+                del self._arrived[next(iter(self._arrived))]
+            self._arrived[read.record_id] = None
+
+    def admitted(self, assignment: ExecAssignment, terms: AdmittedAs) -> AdmittedAs:
+        """The terms of an admission; those of an assignment that came with a start say so."""
+        if not self._arrived or assignment.record_id not in self._arrived:
+            return terms
+        del self._arrived[assignment.record_id]
+        return structs.replace(terms, limited=True)
+
+    def kept(self, work: AcceptedWork) -> None:
+        """Note that work is in the store, with its start if it came with one."""
+        if work.admitted.limited:
+            if len(self._begun) >= MOST_STARTS:  # those that were cancelled before they ended
+                del self._begun[next(iter(self._begun))]
+            self._begun[work.assignment.record_id] = False
 
     def held_up(self, item: WorkItem, work: AcceptedWork) -> AttemptReport | None:
         """The return of work to its router that is paused, or under a limit without a start; None when it may begin."""
@@ -53,11 +75,11 @@ class GrantedStarts:
         kept = item.reason if waits_for(item) is not None else ""  # since when its destination has been down
         return AttemptReport(Returned(kept, is_held=True), (event,))
 
-    def begin(self, item: WorkItem, work: AcceptedWork) -> None:
+    def begin(self, assignment: ExecAssignment) -> None:
         """Use the start of work under a limit, and tell its router."""
-        if work.admitted.limited:
-            self._begun[item.id] = True
-            self._tell(work.assignment, STARTED)
+        if self._begun and assignment.record_id in self._begun:
+            self._begun[assignment.record_id] = True
+            self._tell(assignment, STARTED)
 
     def ended(self, item: WorkItem, work: AcceptedWork, report: AttemptReport | None) -> None:
         """Tell the router that work under a limit does not run any more, and has not ended."""

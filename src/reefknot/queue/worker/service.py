@@ -46,6 +46,7 @@ from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.closing import Closing, Drain
 from reefknot.queue.worker.context import WorkerContext
 from reefknot.queue.worker.intake import Intake
+from reefknot.queue.worker.limited import GrantedStarts
 from reefknot.queue.worker.pool import Pool, Queued
 from reefknot.queue.worker.records import RetryCounts
 from reefknot.queue.worker.settings import WorkerSettings
@@ -144,7 +145,7 @@ class Worker:
             seed=seed,
         )
         self._background = BoundedTasks(worker_id, AT_ONCE)
-        self.steps = StepRunner(context, blocks, pauses)
+        self.steps = StepRunner(context, blocks, GrantedStarts(context, pauses))
         self.pools: dict[str, Pool] = {}
         self.closing = Closing(context, self.pools, self.steps)
         self._isolation = isolation = isolation or Isolation()

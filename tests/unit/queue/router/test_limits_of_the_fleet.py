@@ -11,6 +11,7 @@ from reefknot.queue.model.messages import ResultStatus
 from reefknot.queue.pauses import Pause, Pauses
 from reefknot.queue.router.limits import RouterLimits
 from reefknot.queue.router.service import Router
+from reefknot.queue.worker.service import Worker
 from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, work
 
 
@@ -55,27 +56,28 @@ async def test_no_more_run_than_may(shop: Shop) -> None:
 
     class Counting(Step):
         async def run(self, inputs, context):  # type: ignore[no-untyped-def]
-            running[context.tenant_id] += 1
-            most[context.tenant_id] = max(most[context.tenant_id], running[context.tenant_id])
+            tenant = context.tenant_id or ""
+            running[tenant] += 1
+            most[tenant] = max(most[tenant], running[tenant])
             try:
                 return await super().run(inputs, context)
             finally:
-                running[context.tenant_id] -= 1
+                running[tenant] -= 1
 
     step = Counting(seconds=0.5)
     await shop.worker("w1", step)
     await shop.worker("w2", step)
     router = await shop.router(limits=rules(tenant={"running": 2}))
     results = []
-    for tenant in ("a", "b", None):
+    for tenant in ("a", "b", ""):
         for n in range(8):
-            one = structs.replace(work(f"{tenant}{n}"), tenant_id=tenant)
-            results.append(await router.submit(one))
+            assignment = structs.replace(work(f"{tenant}{n}"), tenant_id=tenant or None)
+            results.append(await router.submit(assignment))
     for one in results:
         assert (await one).status is ResultStatus.SUCCESS
 
     assert most["a"] == most["b"] == 2
-    assert most[None] > 2
+    assert most[""] > 2
 
 
 async def test_a_limited_tenant_does_not_slow_the_others(shop: Shop) -> None:
@@ -85,10 +87,9 @@ async def test_a_limited_tenant_does_not_slow_the_others(shop: Shop) -> None:
 
 async def p99_of_others(shop: Shop, *, limited: int) -> float:
     step = Step(name="test.step", seconds=0.02)
-    members = [await shop.worker(f"w{n}-{limited}", step) for n in range(2)]
-    members.append(await shop.router(limits=rules(**{"tenant:slow": {"rate": "5/s", "burst": 1, "running": 2}})))
-    router = members[-1]
-    assert isinstance(router, Router)
+    members: list[Worker | Router] = [await shop.worker(f"w{n}-{limited}", step) for n in range(2)]
+    router = await shop.router(limits=rules(**{"tenant:slow": {"rate": "5/s", "burst": 1, "running": 2}}))
+    members.append(router)
     for number in range(limited):
         await router.submit(structs.replace(work(f"slow-{number}"), tenant_id="slow"))
     took = []
