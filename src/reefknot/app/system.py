@@ -113,7 +113,7 @@ class System:
         shared |= {"seed": seed, "process": self._process, "secrets": secrets, "pauses": self._pauses.pauses}
         self.routing = routing or RouterSettings(rules=settings.rules)
         self._own_work_only = own_work_only
-        own: dict[str, Any] = {"destination_of": destinations_of(blocks), "own_workers": workers * own_work_only}
+        own: Any = {"destination_of": destinations_of(blocks), "own_workers": workers if own_work_only else ()}
         self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared, **own)
         shared |= {"has_own_router": own_work_only}
         self.isolation = Isolation(lambda: function_threads().overdue)
