@@ -54,9 +54,9 @@ class RouterLimits:
         self,
         context: RouterContext,
         store: Store,
-        *,
         pauses: Pauses | None = None,
         destination_of: DestinationOf | None = None,
+        *,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """

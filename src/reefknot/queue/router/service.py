@@ -25,13 +25,14 @@ from reefknot.queue.model.admission import OverloadStatus, level
 from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, Cancel, ExecAssignment, ExecResult, encode
 from reefknot.queue.model.results import answer_of, assignment_of, cancel_reason
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, is_ingestion, is_over, is_workers, pool_of, worker_of
+from reefknot.queue.pauses import Pauses
 from reefknot.queue.port.control import Command
 from reefknot.queue.port.transport import Transport
 from reefknot.queue.router.completion import Completion
 from reefknot.queue.router.dispatch import SHARED, Dispatcher
 from reefknot.queue.router.health import HealthTable
 from reefknot.queue.router.inbox import Inbox
-from reefknot.queue.router.limits import RouterLimits
+from reefknot.queue.router.limits import DestinationOf, RouterLimits
 from reefknot.queue.router.pending import Pending, PendingTable, RouterContext
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.router.submissions import LocalCallers, Submissions, validated
@@ -98,14 +99,15 @@ class Router:
         process: str = "",
         secrets: tuple[str, ...] = (),
         own_workers: Collection[str] = (),
-        **limiting: Any,
+        pauses: Pauses | None = None,
+        destination_of: DestinationOf | None = None,
     ) -> None:
         """
         Build a router; `start` runs it.
 
         `process` marks whose work this is: others then see at once that it is gone, and need not wait for leases. With
-        `own_workers`, names of workers that serve no other router, it routes only what is submitted through it. The
-        rest is for `RouterLimits`.
+        `own_workers`, names of workers that serve no other router, it routes only what is submitted through it. For
+        `pauses` and `destination_of` see `RouterLimits`.
         """
         clock = SteadyClock(clock)
         settings, journal = settings or RouterSettings(), Journal(store.audit, redactor=Redactor(secrets))
@@ -135,15 +137,14 @@ class Router:
         """Whether it led as of the last change; None before its start."""
         self.health = HealthTable(own_workers)
         self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._left)
-        self.limits = RouterLimits(context, store, wake=self._wake.set, **limiting)
+        self.limits = RouterLimits(context, store, pauses, destination_of, wake=self._wake.set)
         self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
         self.dispatcher = Dispatcher(context, self.health, self._completion, self.limits)
         self._inbox = Inbox(
             context, self.health, self.dispatcher, self._completion, tasks=self._background, wake=self._wake.set
         )
         self.services = Services(router_id)
-        self._started_at = 0
-        self._obeyed = 0
+        self._started_at = self._obeyed = 0
         """The sequence of the last command that was looked at."""
         self._early_cancels: dict[str, tuple[float, str | None]] = {}
         """Cancels of assignments that another router still holds: by id, when they came."""

@@ -79,7 +79,7 @@ class GrantedStarts:
         """Use the start of work under a limit, and tell its router."""
         if self._begun and assignment.record_id in self._begun:
             self._begun[assignment.record_id] = True
-            self._tell(assignment, STARTED)
+            self._announce(assignment, STARTED)
 
     def ended(self, item: WorkItem, work: AcceptedWork, report: AttemptReport | None) -> None:
         """Tell the router that work under a limit does not run any more, and has not ended."""
@@ -87,9 +87,9 @@ class GrantedStarts:
             return
         has_begun = self._begun.pop(item.id, True)
         if report is not None and isinstance(report.settled, TryAgain | Snooze | Returned):
-            self._tell(work.assignment, BETWEEN_ATTEMPTS if has_begun else NOT_STARTED)
+            self._announce(work.assignment, BETWEEN_ATTEMPTS if has_begun else NOT_STARTED)
 
-    def _tell(self, assignment: ExecAssignment, message: str) -> None:
+    def _announce(self, assignment: ExecAssignment, message: str) -> None:
         name = self._context.worker_id if self._context.settings.queue_v2 else None
         ack = ExecAssignmentAck(assignment.assignment_id, AckStatus.ACCEPTED, message, worker_id=name)
         run_in_background(self._context.send_all([WorkerMessage.of_ack(ack)]), "telling of a start")
