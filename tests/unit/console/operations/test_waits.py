@@ -180,8 +180,14 @@ async def test_a_job_that_runs_or_has_ended_does_not_wait() -> None:
 HELD = {"waiting": 7, "running": 0, "next_in_s": 3.2}
 LIMIT: dict[str, Any] = {
     "running": None,
-    "name": "own.*", "rate": {"count": 10.0, "unit": "s"}, "burst": 20, "types": "own.*", "per": "", "only": "",
-    "place": "reefknot.yaml:2:3", "text": "10/s, burst 20",
+    "name": "own.*",
+    "rate": {"count": 10.0, "unit": "s"},
+    "burst": 20,
+    "types": "own.*",
+    "per": "",
+    "only": "",
+    "place": "reefknot.yaml:2:3",
+    "text": "10/s, burst 20",
     "held": {"own.*": HELD},
 }
 

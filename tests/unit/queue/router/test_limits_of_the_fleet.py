@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -12,7 +13,7 @@ from reefknot.queue.pauses import Pause, Pauses
 from reefknot.queue.router.limits import RouterLimits
 from reefknot.queue.router.service import Router
 from reefknot.queue.worker.service import Worker
-from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, work
+from tests.workshop import NO_BREAKER, OK, REFUSED, Shop, Step, with_shop, work
 
 
 def rules(**named: dict[str, object]) -> tuple[LimitRule, ...]:
@@ -118,6 +119,14 @@ async def test_what_waits_keeps_its_place_and_no_look_is_audited(shop: Shop) -> 
 
 
 async def test_the_time_at_the_limit_is_not_the_jobs_time(shop: Shop) -> None:
+    await waits_longer_than_its_time(shop)
+
+
+def test_the_time_at_the_limit_is_not_the_jobs_time_in_a_file(tmp_path: Path) -> None:
+    with_shop(waits_longer_than_its_time, str(tmp_path / "state.db"))
+
+
+async def waits_longer_than_its_time(shop: Shop) -> None:
     """Each has a second for all of its attempts, and waits longer than that for its second one."""
     step = Step(REFUSED, OK, name="billing.charge")
     await shop.worker("w1", step, breaker=NO_BREAKER)
