@@ -110,7 +110,8 @@ def test_four_processes_never_call_more_often_than_the_limit_and_use_it(folder: 
         until(lambda: len(times) >= RATE * SECONDS, patience=SECONDS + 30)
     assert len(times) == RATE * SECONDS
     assert most_in_a_second(times) <= RATE + BURST
-    if points.ALL:  # a few seconds on a busy machine tell little; in virtual time the unit test says the same
+    # A few seconds tell little, and so does a server that waits for its disk: for these there is the unit test.
+    if points.ALL and folder.engine.startswith("sqlite:"):
         assert used(times) >= 0.95, used(times)
 
 
