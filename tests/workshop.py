@@ -20,6 +20,7 @@ from reefknot.core.clock import Clock
 from reefknot.core.failure import ErrorCode
 from reefknot.queue.model import messages
 from reefknot.queue.model.destination_health import DestinationRules
+from reefknot.queue.pauses import Pauses
 from reefknot.queue.router.service import Router
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.worker.service import Worker
@@ -110,15 +111,21 @@ class Shop:
                     self.results.append(msgspec.json.decode(delivery.body, type=messages.ExecResult))
 
     async def worker(
-        self, name: str = "w1", *blocks: Block, settings: WorkerSettings | None = None, seed: int = 1, **changes: Any
+        self,
+        name: str = "w1",
+        *blocks: Block,
+        settings: WorkerSettings | None = None,
+        seed: int = 1,
+        pauses: Pauses | None = None,
+        **changes: Any,
     ) -> Worker:
         known = {block.type: block for block in blocks} or {"test.step": Step()}
         used = settings or default_settings(**changes)
-        return await self._joined(Worker(name, settings=used, blocks=known, seed=seed, **self._common))
+        return await self._joined(Worker(name, settings=used, blocks=known, seed=seed, pauses=pauses, **self._common))
 
-    async def router(self, router_id: str = "router", **settings: Any) -> Router:
-        bounds = RouterSettings(**settings)
-        return await self._joined(Router(settings=bounds, router_id=router_id, seed=1, **self._common))
+    async def router(self, router_id: str = "router", *, pauses: Pauses | None = None, **settings: Any) -> Router:
+        bounds, more = RouterSettings(**settings), {**self._common, "pauses": pauses}
+        return await self._joined(Router(settings=bounds, router_id=router_id, seed=1, **more))
 
     async def _joined(self, member: Member) -> Member:
         self.members.append(member)

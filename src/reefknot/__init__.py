@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from reefknot.errors import KeyQuotaError as KeyQuotaError
     from reefknot.errors import KeyTooLongError as KeyTooLongError
     from reefknot.errors import LeaseLostError as LeaseLostError
+    from reefknot.errors import LimitReachedError as LimitReachedError
     from reefknot.errors import LoopMisuseError as LoopMisuseError
     from reefknot.errors import NameTakenError as NameTakenError
     from reefknot.errors import NoStoreError as NoStoreError
@@ -127,6 +128,7 @@ if TYPE_CHECKING:
     from reefknot.retrying.decorator import using as using
     from reefknot.retrying.failures import classify_failure as classify_failure
     from reefknot.retrying.failures import http_errors as http_errors
+    from reefknot.retrying.limit import Limit as Limit
     from reefknot.retrying.retrier import Retrier as Retrier
     from reefknot.retrying.types import FailedAttempt as FailedAttempt
     from reefknot.retrying.types import RetryEvent as RetryEvent
@@ -164,7 +166,7 @@ _HOMES = {
         "AsyncioOnlyError AttemptTimeoutError AuditUnavailableError BreakerOpenError ChangesLostError "
         "ConfigurationError ConfigurationMissingError DeadlineExceededError EventLoopRunningError IdempotencyError "
         "IllegalMoveError KeyConflictError KeyInProgressError KeyQuotaError KeyTooLongError LeaseLostError "
-        "JobsStuckError LoopMisuseError NameTakenError OperationError "
+        "JobsStuckError LimitReachedError LoopMisuseError NameTakenError OperationError "
         "NoStoreError NotJsonError OutcomeUnknownError ParameterError ParameterTypeError QueueFullError "
         "RecordedFailureError ReefknotError RejectedError ResultPendingError ResultTooLargeError RetryAfter "
         "RetryError SourceError StalePositionError StoreCorruptError StoreError StoreFullError StoreLockedError "
@@ -182,6 +184,7 @@ _HOMES = {
     "reefknot.retrying.breaker": "CircuitBreaker",
     "reefknot.retrying.decorator": "retry using",
     "reefknot.retrying.failures": "classify_failure http_errors",
+    "reefknot.retrying.limit": "Limit",
     "reefknot.retrying.retrier": "Retrier",
     "reefknot.retrying.types": "FailedAttempt RetryEvent RetryKeywords",
     "reefknot.queue.client": "Client ClientLike Handle HandleLike SubmitItem SubmitOptions",

@@ -9,6 +9,7 @@ The error tree: every exception that reefknot raises.
     ├── DeadlineExceededError (TimeoutError)  the deadline over all attempts passed
     ├── RejectedError                      the work was refused before it ran
     │   ├── BreakerOpenError               a circuit breaker is open
+    │   ├── LimitReachedError              a limit does not let the call begin in time
     │   └── QueueFullError                 a bounded queue is full
     ├── OperationError                     an operator's request cannot be fulfilled
     ├── NameTakenError                     a worker or router of this name is running already
@@ -136,6 +137,15 @@ class BreakerOpenError(RejectedError):
 
     def __init__(self, *, name: str, retry_after: float) -> None:
         super().__init__(f"circuit breaker {name!r} is open; it may be tried again in {retry_after:.3g} s")
+        self.name = name
+        self.retry_after = retry_after
+
+
+class LimitReachedError(RejectedError):
+    """A limit does not let a call begin within the time that it may wait."""
+
+    def __init__(self, *, name: str, retry_after: float) -> None:
+        super().__init__(f"limit {name!r} is reached; a call may begin in {retry_after:.3g} s at the earliest")
         self.name = name
         self.retry_after = retry_after
 

@@ -13,7 +13,17 @@ from tests.faults import points
 
 _STORIES = (
     *("alerts", "audit_trail", "blocking_steps", "cancelled_from_outside", "crash_suspects", "dashboard", "job_retry"),
-    *("jupyter", "latency", "live_views", "liveness", "on_call", "operators", "quarantine_actions", "reload"),
+    *(
+        "jupyter",
+        "latency",
+        "limits_of_the_fleet",
+        "live_views",
+        "liveness",
+        "on_call",
+        "operators",
+        "quarantine_actions",
+        "reload",
+    ),
     *("run_and_up", "schedules", "separate_processes", "telemetry", "sources", "tenants", "traces", "unknown_types"),
     *("step_checkpoints", "waiting", "web_frameworks", "worker_processes"),
 )
@@ -53,6 +63,7 @@ SQLITE_ONLY = {
 }
 REPRESENTATIVE = frozenset(
     {
+        "test_four_processes_never_call_more_often_than_the_limit_and_use_it",
         "test_a_system_is_worked_with_from_other_processes_and_ends_in_order",
         "test_work_that_was_handed_back_is_counted_and_ended_by_the_next_system",
         "test_a_worker_that_is_killed_loses_nothing_and_everything_has_one_result",

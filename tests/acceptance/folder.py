@@ -263,9 +263,9 @@ class Folder:
             process.communicate()
 
 
-def until(holds: Callable[[], bool]) -> None:
+def until(holds: Callable[[], bool], *, patience: float = PATIENCE_S) -> None:
     """A bounded wait for another process. It gets most of the processor: a look that takes long is a rare one."""
-    ends = time.monotonic() + PATIENCE_S
+    ends = time.monotonic() + patience
     while True:
         began = time.monotonic()
         if holds():

@@ -32,6 +32,7 @@ TABLES: dict[str, list[tuple[str, ...]]] = {
     "quarantine._put_groups.text": [("quarantine", "stats", "--group")],
     "source_view.put_sources.text": [("source", "list")],
     "source_view.put_source.text": [("source", "show", "vault")],
+    "queue._list.text": [("queue", "list")],
     "schedule._list.text": [("schedule", "list")],
     "schedule.show_.text": [("schedule", "show", "nightly")],
     "telemetry._put": [("telemetry", "show")],

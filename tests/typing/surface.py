@@ -359,6 +359,25 @@ async def breaker_awaited() -> None:
     assert_type(await breaker(afetch)("x"), int)
 
 
+# ---- limit -----------------------------------------------------------------------------------------------------------
+limit = rk.Limit("billing", rate="10/s", burst=20, running=5, timeout=timedelta(seconds=5))
+assert_type(limit(fetch)("x", size=2), int)
+assert_type(limit.try_acquire(timeout=timedelta(seconds=1)), bool)
+with limit, limit.within(5):
+    limit.acquire(timeout=1)
+    limit.release()
+rk.retry(limit=limit)
+rk.retry(limit="billing")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+rk.Limit("billing", rate=10)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def limit_awaited() -> None:
+    assert_type(await limit(afetch)("x"), int)
+    assert_type(await limit.atry_acquire(timeout=1), bool)
+    async with limit, limit.within(5):
+        await limit.aacquire()
+
+
 # ---- testing ---------------------------------------------------------------------------------------------------------
 assert_type(rk.testing.run_virtual(afetch("x")), int)
 with rk.testing.virtual_time() as clock:

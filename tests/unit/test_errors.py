@@ -16,6 +16,7 @@ from reefknot.errors import (
     ConfigurationError,
     ConfigurationMissingError,
     DeadlineExceededError,
+    LimitReachedError,
     LoopMisuseError,
     ParameterError,
     ParameterTypeError,
@@ -101,6 +102,7 @@ def test_an_error_is_also_what_python_calls_it() -> None:
         AttemptTimeoutError: (TimeoutError,),
         DeadlineExceededError: (TimeoutError,),
         BreakerOpenError: (RejectedError,),
+        LimitReachedError: (RejectedError,),
         LoopMisuseError: (RuntimeError,),
         ConfigurationError: (ValueError,),
         ConfigurationMissingError: (ValueError,),
@@ -154,6 +156,11 @@ LEFT = "; its thread was abandoned and may still be running"
         (
             BreakerOpenError(name="billing", retry_after=1.23456),
             "circuit breaker 'billing' is open; it may be tried again in 1.23 s",
+            {"name": "billing", "retry_after": 1.23456},
+        ),
+        (
+            LimitReachedError(name="billing", retry_after=1.23456),
+            "limit 'billing' is reached; a call may begin in 1.23 s at the earliest",
             {"name": "billing", "retry_after": 1.23456},
         ),
     ],

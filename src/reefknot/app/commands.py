@@ -35,11 +35,17 @@ class Commands:
         store: Store,
         clock: Clock,
         workers: Sequence[Worker],
+        look: Callable[[], None],
         *,
         router: str | None,
         reload: Callable[[str, int], asyncio.Task[ReloadOutcome] | None],
     ) -> None:
-        """`router` is the name of this system's router; `reload` gets who asked, and the number of the command."""
+        """
+        `router` is the name of this system's router; `reload` gets who asked, and the number of the command.
+
+        `look` is called when the pauses of the queue have changed.
+        """
+        self._look = look
         self._store = store
         self._clock = clock
         self._workers = workers
@@ -79,6 +85,8 @@ class Commands:
         match command.name:
             case "cancel":
                 return
+            case "queue":
+                self._look()
             case "reload" if self._is_addressed(body):
                 self._reload(command.sender, command.sequence)
             case "reload":

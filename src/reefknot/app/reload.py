@@ -23,11 +23,13 @@ from reefknot.runtime.log import logger, printable
 if TYPE_CHECKING:
     from reefknot.audit.copies import StoredBooks
     from reefknot.core.clock import Clock
+    from reefknot.core.limits import LimitRule
     from reefknot.policy.model.book import Book
     from reefknot.policy.settings import Settings
 
 Follow = Callable[["Book"], None]
 """Switches a worker, or the orchestrator, to another book."""
+FollowLimits = Callable[["tuple[LimitRule, ...]"], None]
 
 READ_S = 10.0
 MOST_PROBLEMS = 50
@@ -45,6 +47,8 @@ class ReloadOutcome(Struct, frozen=True):
     """The mistakes for which the configuration was refused."""
     at_next_start: tuple[str, ...] = ()
     """Sections with other changes, which are not in force yet."""
+    new_limits: bool = False
+    """Whether the limits of the fleet changed."""
 
     def sentence(self) -> str:
         """The outcome for people, without the problems."""
@@ -53,6 +57,8 @@ class ReloadOutcome(Struct, frozen=True):
         text = f"policies reloaded, book {self.book_hash[:12]}; work that has begun keeps its own"
         if not self.changed:
             text = f"the policies are unchanged, book {self.book_hash[:12]}"
+        if self.new_limits:
+            text += "; limits reloaded"
         later = ", ".join(self.at_next_start)
         return f"{text}; changes of {later} take effect at the next start" if later else text
 
@@ -64,6 +70,7 @@ class PolicyReload:
         self, settings: Settings, read: Callable[[], Settings], *, books: StoredBooks, journal: Journal, clock: Clock
     ) -> None:
         self._settings = settings
+        self._limits = settings.limits
         self._read = read
         self._books = books
         self._journal = journal
@@ -71,14 +78,16 @@ class PolicyReload:
         self._one_at_a_time = asyncio.Lock()
         self.latest: ReloadOutcome | None = None
 
-    async def once(self, followers: Sequence[Follow], *, actor: str, sequence: int = 0) -> ReloadOutcome:
-        """Reload, and audit the outcome."""
+    async def once(
+        self, followers: Sequence[Follow], limits: FollowLimits | None = None, *, actor: str, sequence: int = 0
+    ) -> ReloadOutcome:
+        """Reload, and audit the outcome. `limits` switches the router to other limits, where there is one."""
         async with self._one_at_a_time:
             before = self._settings.book.hash
             if self.latest is not None:  # a signal has no number and must not replace a command's answer
                 sequence = max(sequence, self.latest.sequence)
             try:
-                outcome = await self._reload(followers, sequence)
+                outcome = await self._reload(followers, limits, sequence)
             except Exception as error:
                 outcome = ReloadOutcome(sequence, before, problems=_problems(error))
             for problem in outcome.problems:
@@ -88,7 +97,7 @@ class PolicyReload:
             self.latest = outcome
             return outcome
 
-    async def _reload(self, followers: Sequence[Follow], sequence: int) -> ReloadOutcome:
+    async def _reload(self, followers: Sequence[Follow], limits: FollowLimits | None, sequence: int) -> ReloadOutcome:
         async with asyncio.timeout(READ_S):
             found = await asyncio.to_thread(self._read)
         later = tuple(other_changes(self._settings.tree.value, found.tree.value))
@@ -98,7 +107,12 @@ class PolicyReload:
             for follow in followers:
                 follow(found.book)
             self._settings = msgspec.structs.replace(self._settings, book=found.book)
-        return ReloadOutcome(sequence, found.book.hash, changed, at_next_start=later)
+        new_limits = found.limits != self._limits
+        if new_limits:
+            self._limits = found.limits
+            if limits is not None:
+                limits(found.limits)
+        return ReloadOutcome(sequence, found.book.hash, changed, at_next_start=later, new_limits=new_limits)
 
     async def _audit(self, actor: str, before: str, outcome: ReloadOutcome) -> None:
         details = {"book_hash": outcome.book_hash, "book_before": before, "problems": list(outcome.problems)}

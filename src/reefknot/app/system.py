@@ -39,6 +39,7 @@ from reefknot.queue.connect import client_of, system_scope
 from reefknot.queue.execution.slots import Isolation
 from reefknot.queue.model.messages import ExecAssignment, ExecResult
 from reefknot.queue.model.submission import Capacity
+from reefknot.queue.pauses import PauseWatch
 from reefknot.queue.port.work_queue import Held
 from reefknot.queue.presence import STATUS_EVERY_S, look_for_orphans
 from reefknot.queue.router.service import Router, submit_read
@@ -53,7 +54,7 @@ from reefknot.runtime.processes import process_mark
 from reefknot.runtime.seeds import new_id
 from reefknot.runtime.tasks import Services
 from reefknot.runtime.timeouts import AWAY_S, STORE_S, ended, unless_away
-from reefknot.steps.port import Block, own_classes
+from reefknot.steps.port import Block, destinations_of, own_classes
 from reefknot.steps.threads import function_threads
 from reefknot.stores.opening import open_store, options_of
 from reefknot.stores.port import Store, refuse_moved
@@ -108,10 +109,11 @@ class System:
         self._process = process_mark()
         self._transport = store.transport(keeps_shared=hears_shared)
         shared: dict[str, Any] = {"store": store, "transport": self._transport, "clock": clock}
-        shared |= {"seed": seed, "process": self._process, "secrets": secrets}
+        self._pauses = PauseWatch(store, clock)
+        shared |= {"seed": seed, "process": self._process, "secrets": secrets, "pauses": self._pauses.pauses}
         self.routing = routing or RouterSettings(rules=settings.rules)
         self._own_work_only = own_work_only
-        own: dict[str, Any] = {"own_workers": workers} if own_work_only else {}
+        own: Any = {"destination_of": destinations_of(blocks), "own_workers": workers if own_work_only else ()}
         self._router = None if router is None else Router(settings=self.routing, router_id=router, **shared, **own)
         shared |= {"has_own_router": own_work_only}
         self.isolation = Isolation(lambda: function_threads().overdue)
@@ -126,7 +128,7 @@ class System:
         self.started_after = 0
         """The last event of the log before this system started."""
         self._services = Services("system")
-        self._commands = Commands(store, clock, self.workers, router=router, reload=self.reload)
+        self._commands = Commands(store, clock, self.workers, self._pauses.look, router=router, reload=self.reload)
         self.ingestion: IngestionOrchestrator | None = None
         """The orchestrator that runs with the workers, if there is one."""
         self._activity = activity
@@ -145,6 +147,7 @@ class System:
     async def start(self) -> None:
         """Start the parts. A name that another living system has is refused before anything else is done."""
         await self._commands.start()
+        await self._pauses.read()
         self.started_after = (await end_of(self.store.audit)).sequence
         await self._claim_names()
         await self._look_for_lead()
@@ -161,6 +164,7 @@ class System:
             await self.stop()
             raise
         self._services.keep("control", self._commands.obey)
+        self._services.keep("pauses", self._pauses.follow)
         self._services.keep("status", self._show)
         self._services.keep("lead", self._keep_lead)
         self._services.keep("orphans", partial(look_for_orphans, self.store, self._recall, self._looked_after))
@@ -345,7 +349,8 @@ class System:
             return None
         followers = [worker.steps.reload for worker in self.workers]
         followers += [] if self.ingestion is None else [self.ingestion.reload]
-        reloading = self._reload.once(followers, actor=actor, sequence=sequence)
+        limits = None if self._router is None else self._router.limits.follow
+        reloading = self._reload.once(followers, limits, actor=actor, sequence=sequence)
         task = asyncio.get_running_loop().create_task(reloading, name="reload")
         self._reloading.add(task)
         task.add_done_callback(self._reloading.discard)
@@ -403,7 +408,7 @@ async def running_system(
             clock,
             settings=working,
             blocks=blocks,
-            routing=router_settings(settings.configuration, working.rules),
+            routing=router_settings(settings.configuration, working.rules, settings.limits),
             hears_shared=bool(workers) and hears_shared and not own_work_only,
             seed=seed,
             secrets=secrets,

@@ -13,6 +13,7 @@ from math import ceil
 from typing import Any
 
 from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.limits import LimitRule, limit_rule
 from reefknot.errors import ConfigurationError, ParameterError
 from reefknot.policy.dialects import DialectReader, accepted_strategies
 from reefknot.policy.layers import Tree
@@ -20,7 +21,7 @@ from reefknot.policy.model.book import Book, content_hash, families
 from reefknot.policy.model.defaults import TARGETS
 from reefknot.policy.model.explain import horizon
 from reefknot.policy.reading.session import KeyPath, Problem
-from reefknot.policy.schema import Configuration, TimetableKeys
+from reefknot.policy.schema import Configuration, LimitEntry, TimetableKeys
 from reefknot.policy.secrets import ACCEPTED, WEBHOOK, is_reference
 from reefknot.policy.sections import SectionReader, plain, shown
 
@@ -40,6 +41,8 @@ def checked(tree: Tree) -> tuple[Configuration, Book]:
         problems += _alert_problems(tree, configuration)
     if configuration.sources or configuration.schedules:
         problems += _timetable_problems(tree, configuration)
+    if configuration.limits:
+        problems += _limit_problems(tree, configuration)
     if not problems:  # only a book that resolves has a horizon
         problems += _short_retention(tree, configuration, book)
     if problems:
@@ -63,14 +66,18 @@ def retry_part(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_RELOADED = ("retry_policies", "operations", "limits")
+"""Sections of which a reload applies everything."""
+
+
 def other_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The sections of a configuration that differ in something else than policies."""
+    """The sections of a configuration that differ in something else than policies and limits."""
     first, second = _without_policies(before), _without_policies(after)
     return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 
 
 def _without_policies(value: dict[str, Any]) -> dict[str, Any]:
-    rest = copy.deepcopy({name: one for name, one in value.items() if name not in ("retry_policies", "operations")})
+    rest = copy.deepcopy({name: one for name, one in value.items() if name not in _RELOADED})
     v2 = rest.get("worker", {}).get("retries", {}).get("v2", {})
     for name in [name for name in v2 if name != "enabled"]:
         del v2[name]
@@ -119,6 +126,27 @@ def _alert_problems(tree: Tree, configuration: Configuration) -> Iterator[Proble
     webhook = configuration.alerts.webhook
     if webhook is not None and not (is_reference(webhook) or webhook.lower().startswith(("http://", "https://"))):
         yield tree.problem(WEBHOOK, f"not accepted; accepted: {alert_rules.WEBHOOKS}, or {ACCEPTED}")
+
+
+def limit_rules(tree: Tree, limits: Mapping[str, LimitEntry]) -> Iterator[LimitRule | Problem]:
+    """The limits of a configuration, each with its place, or what is wrong with it."""
+    for name, entry in limits.items():
+        given = {key: getattr(entry, key) for key in ("rate", "burst", "running")}
+        try:
+            yield limit_rule(name, **given, per=entry.per or "", place=str(tree.mark(("limits", name))))
+        except ParameterError as error:
+            path: KeyPath = ("limits", name, *((error.parameter,) if error.parameter in entry.written else ()))
+            stated = f"{shown(getattr(entry, error.parameter))} is" if len(path) > 2 else "this name is"
+            if error.parameter not in ("name", *entry.written):
+                stated = "a limit without a number is"
+            yield tree.problem(path, f"{stated} not accepted; accepted: {error.accepted}")
+
+
+def _limit_problems(tree: Tree, configuration: Configuration) -> Iterator[Problem]:
+    """Mistakes in limits that their keys by themselves do not show."""
+    written = tree.value.get("limits", {})
+    whole = {name: one for name, one in configuration.limits.items() if one.written >= set(written.get(name, ()))}
+    return (one for one in limit_rules(tree, whole) if isinstance(one, Problem))
 
 
 def _timetable_problems(tree: Tree, configuration: Configuration) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
+from reefknot.core.limits import ACCEPTED_RATE, MOST_BURST, MOST_RUNNING, RATE_PATTERN
 from reefknot.core.policy import RetryStrategy
 from reefknot.policy.secrets import ACCEPTED, is_reference
 from reefknot.policy.sections import NotAcceptedError, Section, Spelling
@@ -515,6 +516,15 @@ class BlocksSection(Section, frozen=True):
     sql: SqlBlockSection | None = SqlBlockSection()
 
 
+class LimitEntry(Section, frozen=True):
+    """A limit of the whole fleet; its name says for which jobs: a type, a tenant, a destination, a field of inputs."""
+
+    rate: Annotated[str, Meta(pattern=RATE_PATTERN, extra={"accepted": ACCEPTED_RATE})] | None = None
+    burst: Annotated[int, Meta(ge=1, le=MOST_BURST, description="starts at once; default: a second's")] | None = None
+    running: Annotated[int, Meta(ge=1, le=MOST_RUNNING, description="jobs that run at the same time")] | None = None
+    per: Annotated[str, Meta(description="for each tenant, destination or inputs.FIELD")] | None = None
+
+
 class DashboardSection(Section, frozen=True):
     """The pages and the HTTP API that `up` and `dashboard` serve."""
 
@@ -587,3 +597,4 @@ class Configuration(Section, frozen=True):
     blocks: BlocksSection = BlocksSection()
     dashboard: DashboardSection = DashboardSection()
     alerts: AlertsSection = AlertsSection()
+    limits: dict[str, LimitEntry] = field(default_factory=dict)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from reefknot.core.limits import LimitRule
 from reefknot.errors import ConfigurationError
-from reefknot.policy.check import checked
+from reefknot.policy.check import checked, limit_rules
 from reefknot.policy.layers import (
     QUEUE,
     RETRIES,
@@ -45,6 +46,11 @@ class Settings(Struct, frozen=True):
     def folder(self) -> Path:
         """The folder that relative paths are beneath: the file's, without a file the working directory."""
         return Path.cwd() if self.path is None else self.path.parent
+
+    @property
+    def limits(self) -> tuple[LimitRule, ...]:
+        """The limits of the fleet, each with its place."""
+        return tuple([one for one in limit_rules(self.tree, self.configuration.limits) if isinstance(one, LimitRule)])
 
     @property
     def queue_size(self) -> int:

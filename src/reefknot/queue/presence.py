@@ -22,9 +22,10 @@ from msgspec import Struct
 
 from reefknot.audit.journal import Journal, envelope
 from reefknot.audit.model.event import WorkerGone, timestamp
+from reefknot.core.limits import LimitRule
 from reefknot.errors import NameTakenError, StoreError, StoreReplacedError
 from reefknot.queue.model.routing import WorkerState, worker_state
-from reefknot.queue.model.wait_reasons import FleetFacts, PoolFacts, Unserved, WorkerFacts, unserved
+from reefknot.queue.model.wait_reasons import FleetFacts, HeldLimit, PoolFacts, Unserved, WorkerFacts, unserved
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, pool_of, worker_of
 from reefknot.queue.port.control import SILENT_KEPT_S, StatusReport
 from reefknot.queue.port.work_queue import WorkFilter, WorkSnapshot
@@ -413,6 +414,9 @@ def fleet_of(systems: Sequence[Status]) -> FleetFacts:
         sources=frozenset(name for one in systems for name in one.get("sources", ())),
         unanswered={name: tuple(sent) for one in routers for name, sent in (one.get("unanswered") or {}).items()},
         is_shared=any(one.get("is_shared") for one in routers),
+        limits=tuple(
+            [HeldLimit(msgspec.convert(one, LimitRule), one["held"]) for r in routers for one in r.get("limits", ())]
+        ),
     )
 
 

@@ -106,6 +106,8 @@ class Attempts:
     """The loop of `Retrier.attempts()`: iterate it once, with `for` or `async for`."""
 
     def __init__(self, plan: Plan) -> None:
+        if plan.limit is not None:
+            raise ParameterError("limit", plan.limit, "for functions and calls; in a loop write `with limit:` yourself")
         self.plan = plan
         self.finished = False
         self._begun = False

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from reefknot import clock
 from reefknot.core.breaker import Breaker, BreakerSnapshot, BreakerState, Permit, Refused
-from reefknot.errors import AttemptTimeoutError, BreakerOpenError, DeadlineExceededError, ParameterTypeError
+from reefknot.errors import (
+    AttemptTimeoutError,
+    BreakerOpenError,
+    DeadlineExceededError,
+    LimitReachedError,
+    ParameterTypeError,
+)
 from reefknot.retrying.failures import failure_from, retryable_by_default
 from reefknot.retrying.functions import RejectedResult, is_async, rule_for
 
@@ -65,13 +71,15 @@ class CircuitBreaker:
         """
         Report how the permitted call ended.
 
-        An error that does not count means that the destination answered; after control flow the outcome is unknown.
+        An error that does not count means that the destination answered; after control flow, and where a limit let no
+        call begin, the outcome is unknown.
         """
-        counts = isinstance(error, Exception) and self._counts(error, rule)
+        failed = isinstance(error, Exception) and not issubclass(type(error), LimitReachedError)
+        counts = failed and isinstance(error, Exception) and self._counts(error, rule)
         with self._lock:
             if counts:
                 self._breaker.failed(permit, clock.now())
-            elif error is None or isinstance(error, Exception):
+            elif error is None or failed:
                 self._breaker.succeeded(permit)
             else:
                 self._breaker.released(permit)

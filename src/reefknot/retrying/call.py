@@ -32,7 +32,7 @@ from reefknot.core.decide import (
 )
 from reefknot.core.failure import ErrorCode, Failure
 from reefknot.core.policy import RetryPolicy
-from reefknot.errors import BreakerOpenError, DeadlineExceededError
+from reefknot.errors import BreakerOpenError, DeadlineExceededError, LimitReachedError
 from reefknot.retrying.exhaustion import mark_exhausted
 from reefknot.retrying.failures import failure_from, retryable_by_default
 from reefknot.retrying.functions import ALWAYS_RETRIED, REQUESTED, UNREADABLE, FirstItem, RejectedResult
@@ -431,6 +431,8 @@ def _resolve_verdict(
     cls = type(error)
     if issubclass(cls, DeadlineExceededError) and not failure.exhausted:
         return replace(failure, code=ErrorCode.cancelled_by_timeout), None
+    if plan.limit is not None and issubclass(cls, LimitReachedError):
+        return replace(failure, code=ErrorCode.cancelled_by_timeout), None  # no time was left to wait for the limit
     if isinstance(verdict, float):
         return replace(failure, retry_after=max(verdict, failure.retry_after or 0.0)), True
     if issubclass(cls, ALWAYS_RETRIED):

@@ -92,6 +92,7 @@ else:  # `overload` would import typing
             stop             event that ends waits and attempts when it is set
             throttle         RetryThrottle, or the name of a destination that shares one
             breaker          CircuitBreaker
+            limit            Limit that each attempt waits for; the wait is no attempt, and ends by the deadline
             before           called with a RetryEvent before each attempt
             after            called with a RetryEvent after each attempt, with its outcome
             on_retry         called with a RetryEvent before each wait

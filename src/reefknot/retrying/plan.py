@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from reefknot.core.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
     from reefknot.retrying.functions import ResultRule, Rule, WaitRule
+    from reefknot.retrying.limit import Limit
     from reefknot.retrying.types import Hook, RetryKeywords, StopEvent
     from reefknot.runtime.log import LogBudget
 
@@ -51,7 +52,19 @@ POLICY_FIELDS = frozenset(
 )
 OTHER_FIELDS = frozenset(
     (
-        *("on", "on_result", "raise_result", "wait", "stop", "throttle", "breaker", "before", "after", "on_retry"),
+        *(
+            "on",
+            "on_result",
+            "raise_result",
+            "wait",
+            "stop",
+            "throttle",
+            "breaker",
+            "limit",
+            "before",
+            "after",
+            "on_retry",
+        ),
         *("on_give_up", "on_recover", "fallback", "in_thread", "name", "seed", "log"),
     )
 )
@@ -134,7 +147,18 @@ class Plan:
     """A frozen description of one retrier."""
 
     __slots__ = (
-        *("after", "before", "breaker", "fallback", "has_async_rule", "in_thread", "is_bare", "is_heard", "log"),
+        *(
+            "after",
+            "before",
+            "breaker",
+            "fallback",
+            "has_async_rule",
+            "in_thread",
+            "is_bare",
+            "is_heard",
+            "limit",
+            "log",
+        ),
         *("log_budget", "logger", "name", "next_key", "on_give_up", "on_recover", "on_retry", "policy"),
         *(
             "raise_result",
@@ -166,6 +190,7 @@ class Plan:
         self.stop: StopEvent | None = None
         self.throttle: RetryThrottle | None = None
         self.breaker: CircuitBreaker | None = None
+        self.limit: Limit | None = None
         self.before: Hook | None = None
         self.after: Hook | None = None
         self.on_retry: Hook | None = None
@@ -200,7 +225,7 @@ class Plan:
     def is_watched(self) -> bool:
         """Whether a call needs its state from the first attempt on, and a first-try success is not a short cut."""
         has_hook = self.before is not None or self.after is not None
-        return has_hook or self.fallback is not NO_FALLBACK or self.has_async_rule
+        return has_hook or self.fallback is not NO_FALLBACK or self.has_async_rule or self.limit is not None
 
     @property
     def async_option(self) -> str | None:
@@ -256,6 +281,8 @@ class Plan:
                 self.throttle = _throttle(value)
             case "breaker":
                 self.breaker = _breaker(value)
+            case "limit":
+                self.limit = _limit(value)
             case "before" | "after" | "on_retry" | "on_give_up" | "on_recover":
                 setattr(self, key, _hook(key, value))
             case "fallback":
@@ -373,6 +400,14 @@ def _breaker(value: object) -> CircuitBreaker | None:
     from reefknot.retrying.breaker import CircuitBreaker
 
     return _typed("breaker", value, CircuitBreaker, "a CircuitBreaker, or None")
+
+
+def _limit(value: object) -> Limit | None:
+    if value is None:
+        return None
+    from reefknot.retrying.limit import Limit
+
+    return _typed("limit", value, Limit, "a Limit, or None")
 
 
 def _hook(name: str, value: object) -> Hook | None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from reefknot.core.throttle import RetryThrottle
     from reefknot.retrying.breaker import CircuitBreaker
     from reefknot.retrying.functions import On, OnResult, RetryStatistics
+    from reefknot.retrying.limit import Limit
 
 
 class RetryEvent(Struct, frozen=True):
@@ -127,6 +128,7 @@ class RetryKeywords(PolicyFields, total=False):
     stop: StopEvent | None
     throttle: RetryThrottle | str | bool
     breaker: CircuitBreaker | None
+    limit: Limit | None
     before: Hook | None
     after: Hook | None
     on_retry: Hook | None

@@ -387,6 +387,10 @@ async def attempt_within(call: CallState, fn: Function, args: Any, kwargs: Any) 
     """Execute one attempt behind the breaker, under its limits."""
     breaker, is_asked = call.plan.breaker, call.plan.has_async_rule
     work = _asked if is_asked else _limited
+    if call.plan.limit is not None:
+        from reefknot.retrying.limit import awaited_behind_limit
+
+        work = awaited_behind_limit(call, work)
     if breaker is None:
         return await work(call, fn, args, kwargs)
     with breaker.guard(call.verdict if is_asked else call.plan.rule):
@@ -550,7 +554,12 @@ def _async_watched(plan: Plan, fn: Function) -> Function:
 def execute(call: CallState, fn: Function, args: Any, kwargs: Any) -> Any:
     """Every attempt of a call of a plain function, with all that its plan asks for; the last error is raised."""
     plan, work = call.plan, checking_result(call.plan, fn)
-    return resume(call, behind_breaker(plan, in_thread(call, work) if plan.in_thread else work), args, kwargs)
+    attempt = in_thread(call, work) if plan.in_thread else work
+    if plan.limit is not None:
+        from reefknot.retrying.limit import behind_limit
+
+        attempt = behind_limit(call, attempt)
+    return resume(call, behind_breaker(plan, attempt), args, kwargs)
 
 
 async def afall_back(call: CallState) -> Any:

@@ -138,3 +138,16 @@ def own_classes(blocks: Iterable[Block]) -> dict[str, str]:
     """The resource classes that blocks have of their own, by their types."""
     classes = {block.type: getattr(block, "resource_class", "") for block in blocks}
     return {name: given for name, given in classes.items() if given}
+
+
+def destinations_of(blocks: Mapping[str, Block]) -> Callable[[str, Mapping[str, Any]], str]:
+    """The destination of a step by its type and inputs; empty for a type that is not among these blocks."""
+
+    def destination_of(kind: str, inputs: Mapping[str, Any]) -> str:
+        block = blocks.get(kind)
+        try:
+            return "" if block is None else block.destination(inputs)
+        except Exception:  # inputs that make no sense; the block itself will say so
+            return ""
+
+    return destination_of

@@ -82,7 +82,7 @@ class Simulation:
             settings=working,
             blocks=self._blocks,
             workers=self._names,
-            routing=router_settings(self._settings.configuration, working.rules),
+            routing=router_settings(self._settings.configuration, working.rules, self._settings.limits),
             seed=0,
         )
         await self.system.start()

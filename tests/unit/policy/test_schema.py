@@ -89,7 +89,7 @@ def test_what_is_read_tells_said_none_from_not_said_and_cannot_be_changed() -> N
 
     assert set(keys_of(Configuration)) == {
         *("worker", "retry_policies", "operations", "engine", "idempotency", "audit", "router"),
-        *("sources", "schedules", "ingestion", "blocks", "dashboard", "alerts", "secrets", "nats"),
+        *("sources", "schedules", "ingestion", "blocks", "dashboard", "alerts", "secrets", "nats", "limits"),
     }
 
 

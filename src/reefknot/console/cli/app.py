@@ -49,6 +49,7 @@ NOUNS = {
     "top": ("reefknot.console.cli.top:app", "Show queues, workers, retries per second and finished jobs, live."),
     "dashboard": ("reefknot.console.cli.dashboard:app", "Serve the pages and the HTTP API of a store."),
     "job": ("reefknot.console.cli.job:app", "List, show, cancel and retry jobs."),
+    "queue": ("reefknot.console.cli.queue:app", "Pause and resume job types and tenants; list what is paused."),
     "quarantine": ("reefknot.console.cli.quarantine:app", "List, requeue, discard and purge quarantined jobs."),
     "alert": ("reefknot.console.cli.alert:app", "List the alerts that running systems have raised."),
     "schedule": ("reefknot.console.cli.ingestion.schedule:app", "List, run, pause and resume schedules."),

@@ -397,6 +397,8 @@ def put_answer(answer: words.PolicyAnswer, *, wide: bool = False) -> None:
         put(f"gate worker.retries.v2: {state} ({relative(answer.gate.origin)}){more}")
         if load := words.under_load(answer):
             put(load)
+        for limit in answer.limits:
+            put(f"{words.limit_text(limit)} ({relative(limit.place)})")
     if answer.health is not None:
         put()
         rows = words.in_ingestion(answer, answer.health).items()

@@ -150,7 +150,7 @@ def address_of(options: StoreFlags, *, actor: str | None = None, looks: bool = F
 PLAIN_SECTIONS = frozenset(
     {
         *("engine", "secrets", "worker", "router", "retry_policies", "operations", "idempotency", "audit", "blocks"),
-        *("sources", "schedules", "ingestion", "dashboard", "alerts"),
+        *("sources", "schedules", "ingestion", "dashboard", "alerts", "limits"),
     }
 )
 """The sections of a configuration that no warning is about, and that opening a file does not need."""

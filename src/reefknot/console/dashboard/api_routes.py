@@ -29,9 +29,11 @@ from reefknot.console.dashboard.api_types import (
     LogParameters,
     NamedParameters,
     NoParameters,
+    PauseBody,
     PolicyKind,
     PolicyTarget,
     QuarantineBody,
+    ResumeBody,
     RetryBody,
     RouterParameters,
     ScheduleRunBody,
@@ -52,6 +54,7 @@ from reefknot.console.operations import (
     overview,
     policies,
     quarantine,
+    queues,
     schedules,
     sources,
     systems,
@@ -279,6 +282,29 @@ def _reload_action(part: str, parameters: type[Struct]) -> tuple[ApiRoute, ApiRo
     )
 
 
+_PAUSE = {
+    "what": "string",
+    "name": "string",
+    "paused": "boolean",
+    "changed": "boolean",
+    "note": "string?",
+    "actor": "string",
+    "dry_run": "boolean",
+}
+_QUEUE = (
+    _get("/queue", queues.list_queue).documented(
+        "What is paused, and the limits of the running routers with the work that waits for them.",
+        {"paused": "array", "limits": "array"},
+    ),
+    _post("/queue/pause", queues.pause_queue, PauseBody).documented(
+        "Pause a job type or a tenant: nothing of it begins until it is resumed, or until its time is over.",
+        {**_PAUSE, "until": "string?"},
+    ),
+    _post("/queue/resume", queues.resume_queue, ResumeBody).documented(
+        "Resume a paused job type or tenant, by the name under which it was paused.", _PAUSE
+    ),
+)
+
 _SYSTEMS = (
     _get("/workers", _running("workers"), name="list_workers").documented(
         "The workers that run, with their resource classes, and those that died within 15 minutes.",
@@ -411,6 +437,6 @@ _AUDIT = (
 )
 
 ROUTES: tuple[ApiRoute, ...] = (
-    *(*_OVERVIEW, *_JOBS, *_QUARANTINE, *_SYSTEMS),
+    *(*_OVERVIEW, *_JOBS, *_QUARANTINE, *_QUEUE, *_SYSTEMS),
     *(*_INGESTION, *_POLICIES, *_KEYS, *_AUDIT),
 )

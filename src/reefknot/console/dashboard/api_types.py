@@ -189,6 +189,21 @@ class DrainBody(Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool = False
 
 
+class ResumeBody(Struct, frozen=True, forbid_unknown_fields=True):
+    """A job type or a tenant to resume."""
+
+    type: str | None = None
+    tenant: str | None = None
+    dry_run: bool = False
+
+
+class PauseBody(ResumeBody, frozen=True, forbid_unknown_fields=True):
+    """A job type or a tenant to pause, until when, and why."""
+
+    until: str | None = None
+    reason: str = ""
+
+
 class NamedParameters(Struct, frozen=True):
     """A source or a schedule by its name."""
 

@@ -130,6 +130,7 @@ _WORK = ("find", "state", *FORM, "sort", "after", "back")
 
 async def _work(operator: Operator, asked: Asked) -> Found:
     from reefknot.console.operations.jobs import JobQuery, find_jobs, list_jobs
+    from reefknot.console.operations.queues import list_queue
 
     query, errors = checked(JobQuery, _own(asked, "find"), limit=ROWS)
     found = await list_jobs(operator, JobQuery(limit=1) if query is None else query)
@@ -142,7 +143,8 @@ async def _work(operator: Operator, asked: Asked) -> Found:
         found |= {"jobs": jobs, "next": None}
         errors = errors if jobs else {"find": "no job has this id, correlation or trace"}
     states = [state.value for state in WorkState]
-    return {"title": "Work", "found": found, "errors": errors, "states": states, "form": FORM}
+    queue = await list_queue(operator)
+    return {"title": "Work", "found": found, "errors": errors, "states": states, "form": FORM, "queue": queue}
 
 
 def _own(asked: Asked, *names: str) -> dict[str, str]:

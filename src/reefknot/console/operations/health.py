@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,6 +36,7 @@ from reefknot.policy.reading.session import KeyPath, Problem, dotted
 from reefknot.policy.secrets import NATS_SECRETS, WEBHOOK, is_reference, resolve_at
 from reefknot.queue.model.routing import WorkerState
 from reefknot.queue.model.work import ROUTER, WorkState, worker_of
+from reefknot.queue.pauses import read_pauses
 from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.presence import dead_owners, gone_parts, living_systems, unserved_work, visible_work
 from reefknot.runtime.addresses import is_loopback, is_wildcard
@@ -341,6 +343,7 @@ async def _activity(store: Store, settings: Settings | None, *, silence: Level =
             findings = [*await _waiting(store, work, systems, settings), *await _gone(store, systems)]
             findings += [*_troubles(work, workers_of(systems)), await _leases(store, systems)]
             findings.append(await _events(store, systems))
+            findings += await _paused(store)
             findings += await _copies(store, settings)
             findings += [Finding("sources", "problem", one) for one in await stopped_sources(store)]
     except (StoreError, TimeoutError) as error:
@@ -357,6 +360,18 @@ async def _waiting(
     if lacking:
         return [Finding("systems", "problem", one.text, one.remedy, "unserved") for one in lacking]
     return [await _kept_up(store, work, systems, settings)]
+
+
+async def _paused(store: Store) -> list[Finding]:
+    """The job types and tenants of which nothing begins, because they are paused."""
+    now, found = store.moment().wall, []
+    for one in await read_pauses(store):
+        if one.is_on(now):
+            until = "" if one.until is None else f" for {age((one.until - now) / 1000)}"
+            text = f"the {one} is paused by {one.who or 'unknown'}{until}{f': {one.why}' if one.why else ''}"
+            way_out = f"reefknot queue resume --{one.what} {quote(one.name)}"
+            found.append(Finding("queue", "warning", printable(text, most=400), way_out))
+    return found[:MOST_NAMED]
 
 
 async def _gone(store: Store, systems: list[dict[str, Any]]) -> list[Finding]:

@@ -24,6 +24,7 @@ from reefknot.console.words.policies import (
     PolicyAnswer,
     condition_name,
     ingestion_json,
+    limit_text,
     short_of_time,
 )
 from reefknot.core.failure import ErrorCode, Failure, FailureType
@@ -45,6 +46,7 @@ from reefknot.policy.model.book import (
 )
 
 if TYPE_CHECKING:
+    from reefknot.core.limits import LimitRule
     from reefknot.policy.layers import Gate
     from reefknot.policy.model.explain import PlannedWait
     from reefknot.policy.settings import Settings
@@ -411,7 +413,15 @@ def explained(active: ActiveBook, question: PolicyQuestion) -> PolicyAnswer:
     throttled = name.startswith("block:") and bool(active.gate) and not question.baseline and _throttles(active)
     rule = None if question.baseline else active.rules.get(name)
     asked_at = "" if rule is None else rule.place
-    return PolicyAnswer(name, failure, policy, provenance, reason, schedule, active.gate, health, throttled, asked_at)
+    more = health, throttled, asked_at, _limits(active, name)
+    return PolicyAnswer(name, failure, policy, provenance, reason, schedule, active.gate, *more)
+
+
+def _limits(active: ActiveBook, target: str) -> tuple[LimitRule, ...]:
+    """The limits of the fleet under which a step begins, whatever its tenant, destination and inputs are."""
+    kind, _, name = target.partition(":")
+    rules = () if active.settings is None or kind != "block" else active.settings.limits
+    return tuple([rule for rule in rules if rule.fits(name)])
 
 
 def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
@@ -421,6 +431,9 @@ def answer_json(answer: PolicyAnswer) -> dict[str, Any]:
         more["on"] = {"source": answer.asked_at}
     if problem := short_of_time(answer):
         more["warning"] = problem
+    if answer.limits:
+        limits = [{"name": one.name, "text": limit_text(one), "source": one.place} for one in answer.limits]
+        more["limits"] = limits
     return {
         "target": answer.target,
         "failure": {

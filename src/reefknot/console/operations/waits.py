@@ -18,7 +18,17 @@ from reefknot.idempotency.model import KeyState
 from reefknot.ingest.sources import SourceRecords
 from reefknot.queue.model.results import waits_for
 from reefknot.queue.model.source_health import SourceCondition
-from reefknot.queue.model.wait_reasons import FleetFacts, JobFacts, KeyFacts, SourceFacts, Wait, WaitCode, why_waits
+from reefknot.queue.model.wait_reasons import (
+    FleetFacts,
+    JobFacts,
+    KeyFacts,
+    LimitFacts,
+    PauseFacts,
+    SourceFacts,
+    Wait,
+    WaitCode,
+    why_waits,
+)
 from reefknot.queue.model.work import (
     ROUTER,
     SCHEDULED,
@@ -29,6 +39,7 @@ from reefknot.queue.model.work import (
     visible_state,
     worker_of,
 )
+from reefknot.queue.pauses import Pause, read_pauses
 from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.presence import fleet_of, known_pool, living_systems, serving, silent_systems
 
@@ -53,6 +64,7 @@ class Look(NamedTuple):
     fleet: FleetFacts
     private: Mapping[str, FleetFacts]
     """The fleets of systems that run only their own work, by the mark of their process."""
+    pauses: Sequence[Pause]
 
 
 async def waits_of(
@@ -103,6 +115,7 @@ async def _look(store: Store, moment: Moment, gone: Sequence[str]) -> Look:
         {one.get("process", ""): one for one in await silent_systems(store)},
         fleet_of(serving(systems)),
         {one.get("process", ""): fleet_of([one]) for one in own},
+        await read_pauses(store),
     )
 
 
@@ -154,7 +167,49 @@ async def _facts(store: Store, item: WorkItem, look: Look, most: int | None) -> 
         destination=_destination(item, look),
         waits_for=waits_for(item),
         is_quarantined=is_quarantined,
+        pause=_pause(item, look),
+        limit=_limit(item, look),
     )
+
+
+def _pause(item: WorkItem, look: Look) -> PauseFacts | None:
+    """The pause of the job's type or tenant."""
+    now, tenant = look.moment.wall, item.tenant_id or ""
+    found = next((one for one in look.pauses if one.holds(item.kind, tenant, now)), None)
+    if found is None or is_ingestion(item):
+        return None
+    left = None if found.until is None else (found.until - now) / 1000
+    return PauseFacts(found.what, found.name, found.who, found.why, left)
+
+
+def _limit(item: WorkItem, look: Look) -> LimitFacts | None:
+    """The limit that a router holds the job for; of a job in a list, whose inputs are not read, one that may be it."""
+    if item.resource_class != ROUTER:
+        return None
+    inputs = _inputs(item)
+    for one in _fleet(item, look).limits:
+        rule = one.rule
+        if not one.held or not rule.fits(item.kind):
+            continue
+        if rule.per == "destination":
+            text = item.payload.decode("utf-8", "replace")
+            key = next((key for key in one.held if key.partition(" ")[2].partition(":")[0] in text), None)
+        else:
+            key = rule.key_of(item.tenant_id or "", "", inputs)
+        about = one.held.get(key or "")
+        if about is not None:
+            return LimitFacts(key or rule.name, str(rule), rule.place, about["waiting"], about["next_in_s"])
+        if not item.payload and rule.per not in ("", "tenant"):
+            return LimitFacts(rule.name, str(rule), rule.place)
+    return None
+
+
+def _inputs(item: WorkItem) -> Mapping[str, Any]:
+    try:
+        found = msgspec.json.decode(item.payload or b"{}")["job"]["payload"]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _failure(item: WorkItem) -> dict[str, Any]:

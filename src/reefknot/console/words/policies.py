@@ -18,6 +18,7 @@ from msgspec import Struct
 from reefknot.console.operations.values import long_seconds, plural, seconds
 from reefknot.core.decide import Reason
 from reefknot.core.failure import ErrorCode, Failure, FailureType
+from reefknot.core.limits import LimitRule
 from reefknot.core.policy import Jitter, RetryPolicy, RetryStrategy
 from reefknot.policy.model.book import Condition, FieldOrigin, Layer
 from reefknot.policy.model.explain import PlannedWait, lost_retries
@@ -165,10 +166,18 @@ class PolicyAnswer(Struct, frozen=True):
     """Whether workers throttle the retries of a busy destination."""
     asked_at: str = ""
     """Of a step with `on=`: the file and line of its decorator."""
+    limits: tuple[LimitRule, ...] = ()
+    """Of a step: the limits of the fleet under which it begins."""
 
     @property
     def retried(self) -> bool:
         return self.reason == RETRYABLE
+
+
+def limit_text(rule: LimitRule) -> str:
+    """A limit in words: `limit billing.*: 10/s, burst 20, for each tenant`."""
+    each = f", for each {rule.per}" if rule.per and not rule.only else ""
+    return f"limit {rule.name}: {rule}{each}"
 
 
 def sentence(answer: PolicyAnswer) -> str:

@@ -344,6 +344,12 @@ def encode(message: Struct) -> bytes:
 
 
 DEADLINE_AT = "deadline_at"
+LIMITED = "limited"
+"""The header of an assignment that may begin once: its router counts the start, and the next one needs another."""
+STARTED = "Assignment started"
+NOT_STARTED = "Assignment not started"
+BETWEEN_ATTEMPTS = "Assignment waits for its next attempt"
+"""Messages of further acks of an assignment that came with the header `LIMITED`."""
 """The header of an assignment with its deadline by its worker's clock, in milliseconds UTC."""
 
 

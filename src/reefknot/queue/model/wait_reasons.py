@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from shlex import quote
+from typing import Any
 
 from msgspec import Struct
 
+from reefknot.core.limits import LimitRule
 from reefknot.queue.model.results import WaitsFor
 from reefknot.queue.model.routing import WorkerState
 from reefknot.queue.model.source_health import SourceCondition
@@ -39,6 +41,8 @@ class WaitCode(StrEnum):
     SCHEDULED = "scheduled"
     RETRY = "retry"
     RATE_LIMITED = "rate_limited"
+    QUEUE_PAUSED = "queue_paused"
+    LIMITED = "limited"
     THROTTLED = "throttled"
     DESTINATION_DOWN = "destination_down"
     KEY_HELD = "key_held"
@@ -89,6 +93,13 @@ class WorkerFacts(Struct, frozen=True):
     """Destinations whose retries are throttled."""
 
 
+class HeldLimit(Struct, frozen=True):
+    """A limit of the fleet, and what its router holds: by key, what `RouterLimits.snapshot` tells of it."""
+
+    rule: LimitRule
+    held: Mapping[str, Mapping[str, Any]] = {}
+
+
 class FleetFacts(Struct, frozen=True):
     """The routers, workers and sources of the running systems that take any work."""
 
@@ -100,6 +111,7 @@ class FleetFacts(Struct, frozen=True):
     """By record: the worker that it was sent to without an ack, and for how long."""
     is_shared: bool = False
     """Whether a router also sends to workers that do not report themselves."""
+    limits: tuple[HeldLimit, ...] = ()
 
     def named(self, name: str) -> WorkerFacts | None:
         return next((one for one in self.workers if one.name == name), None)
@@ -126,6 +138,26 @@ class KeyFacts(Struct, frozen=True):
     key: str
     owner: str
     until: float | None = None
+
+
+class PauseFacts(Struct, frozen=True):
+    """The pause of a job type or a tenant, in words for people. `until` is the time until its end."""
+
+    what: str
+    name: str
+    by: str = ""
+    why: str = ""
+    until: float | None = None
+
+
+class LimitFacts(Struct, frozen=True):
+    """The limit that a router holds a job for: how much else waits, and the time until the next start."""
+
+    name: str
+    text: str
+    place: str
+    waiting: int | None = None
+    next_in: float | None = None
 
 
 class JobFacts(Struct, frozen=True, kw_only=True):
@@ -162,6 +194,8 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     waits_for: WaitsFor | None = None
     """The destination that is down and that it waits for."""
     is_quarantined: bool = False
+    pause: PauseFacts | None = None
+    limit: LimitFacts | None = None
 
 
 # ---- the answer ------------------------------------------------------------------------------------------------------
@@ -182,10 +216,34 @@ def why_waits(job: JobFacts, fleet: FleetFacts, source: SourceFacts | None = Non
         return Wait(WaitCode.OWNER_SILENT, text, remedy)
     if source is not None:
         return _at_source(job, fleet, source)
+    if job.pause is not None:
+        return _paused(job.pause)
     later = _put_off(job, fleet)
     if later is not None:
         return later
+    if job.limit is not None and not job.worker:
+        return _limited(job.limit)
     return _at_worker(job, fleet) if job.worker else _at_router(job, fleet)
+
+
+def _paused(pause: PauseFacts) -> Wait:
+    subject, why = f"the {pause.what} {pause.name}", f" ({_cut(pause.why)})" if pause.why else ""
+    by, until = f" by {pause.by}" if pause.by else "", f" for {span(pause.until)}" if pause.until is not None else ""
+    remedy = f"resume it with `reefknot queue resume --{pause.what} {quote(pause.name)}`"
+    return Wait(WaitCode.QUEUE_PAUSED, f"{subject} is paused{by}{until}{why}", remedy)
+
+
+def _limited(limit: LimitFacts) -> Wait:
+    place = f"; {limit.place}" if limit.place else ""
+    text = f"it waits for the limit {limit.name} ({limit.text}{place})"
+    if limit.waiting and limit.waiting > 1:
+        text += f", as {limit.waiting} jobs do"
+    if limit.next_in is not None:
+        text += f"; the next one starts in {span(limit.next_in)}"
+    where = f" in {limit.place}" if limit.place else ""
+    remedy = "waiting is right: it keeps its place and spends nothing; "
+    remedy += f"or raise the limit{where}, then `reefknot router reload`"
+    return Wait(WaitCode.LIMITED, text, remedy)
 
 
 def _put_off(job: JobFacts, fleet: FleetFacts) -> Wait | None:

@@ -122,6 +122,9 @@ class Extra(Struct, frozen=True, gc=False, omit_defaults=True):
     notes: Noted | None = None
     """What its step has said of itself."""
 
+    held_at: int = 0
+    """Since when it waits at its router for a limit or a pause (ms UTC): that time is not counted."""
+
 
 NO_EXTRA = Extra()
 
@@ -240,6 +243,8 @@ class Returned(Struct, frozen=True, gc=False):
     """
 
     reason: str
+    is_held: bool = False
+    """Whether it waits for a limit or a pause, which is not counted as its time."""
 
 
 class Quarantine(Struct, frozen=True, gc=False):
@@ -342,8 +347,16 @@ def assigned(item: WorkItem, to: WorkItem, now: Moment) -> WorkItem:
 
     Attempts and crashes at an earlier worker stay with it.
     """
+    extra, budget, held_at = item.extra, item.budget, item.extra.held_at
+    if held_at:
+        extra = structs.replace(extra, held_at=0)
+        began = budget.first_attempt_at
+        moved_on = None if began is None else began + max(0, now.wall - held_at)
+        budget = structs.replace(budget, first_attempt_at=moved_on)
     return structs.replace(
         item,
+        extra=extra,
+        budget=budget,
         resource_class=to.resource_class,
         pool=pool_of(to.resource_class),
         state=WorkState.PENDING,
@@ -352,7 +365,7 @@ def assigned(item: WorkItem, to: WorkItem, now: Moment) -> WorkItem:
         updated_at=now.wall,
         owner="",
         lease_until=0,
-        reason="",
+        reason=item.reason if held_at else "",
         payload=item.payload or to.payload,
     )
 
@@ -443,8 +456,10 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
         case Interrupted(reason=reason):
             back = structs.replace(item, interruptions=item.interruptions + (item.resource_class != ROUTER))
             return _waiting(back, now, due_at=min(item.due_at, now.wall), reason=reason)
-        case Returned(reason=reason):
-            return _waiting(recalled(item, now), now, due_at=min(item.due_at, now.wall), reason=reason)
+        case Returned(reason=reason, is_held=is_held):
+            extra = structs.replace(item.extra, held_at=now.wall) if is_held else item.extra
+            back = structs.replace(recalled(item, now), extra=extra)
+            return _waiting(back, now, due_at=min(item.due_at, now.wall), reason=reason)
         case _:
             spent = item if item.resource_class == ROUTER else _attempted(item, now)  # a router runs nothing
             noted = _with_history(spent, now, "quarantined", settled.reason)

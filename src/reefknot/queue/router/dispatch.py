@@ -27,6 +27,7 @@ from reefknot.queue.model.messages import (
     CANCEL,
     DEADLINE_AT,
     FLEET,
+    LIMITED,
     Cancel,
     ExecAssignment,
     Fleet,
@@ -40,6 +41,7 @@ from reefknot.queue.model.submission import EXPIRED
 from reefknot.queue.model.work import WorkItem, is_over, is_workers
 from reefknot.queue.router.completion import Completion
 from reefknot.queue.router.health import HealthTable
+from reefknot.queue.router.limits import RouterLimits
 from reefknot.queue.router.pending import Pending, RouterContext, WaitingLine
 from reefknot.queue.router.settings import ACK_WITHIN_S, ASK_AGAIN_S, LATE_S
 from reefknot.runtime import seeds
@@ -63,8 +65,11 @@ NO_CLASS = "no worker has its class"
 class Dispatcher:
     """Sends assignments to workers, and sends them again."""
 
-    def __init__(self, context: RouterContext, health: HealthTable, completion: Completion) -> None:
+    def __init__(
+        self, context: RouterContext, health: HealthTable, completion: Completion, limits: RouterLimits
+    ) -> None:
         self._context = context
+        self._limits = limits
         self._table = context.table
         self._health = health
         self._transport = context.transport
@@ -91,6 +96,8 @@ class Dispatcher:
             self._table.cancelled.remove(pending)
         await self._end_all_overdue()
         now = self._clock.now()
+        if self._limits.is_on:
+            self._limits.release(now)
         chosen: list[Pending] = []
         for name, line in self._table.lines():
             self._choose(name, line, now, inf if all_waiting else PASSED_BY, chosen)
@@ -147,10 +154,13 @@ class Dispatcher:
             if self._is_held_up(pending):
                 stay.append(pending)
                 continue
+            if self._limits.is_on and (key := self._limits.held_by(pending, now)):
+                self._table.hold(pending, key)
+                continue
             run = self._runs.get(name, NO_RUN)
             if ranking is None or pending.refused_until:
                 workers, together = self._health.of_class(name, self._table.unacked), self._health.together(name)
-                room = run.room(together, self._table.held[run.worker_id, name], now)
+                room = run.room(together, self._table.under_way[run.worker_id, name], now)
                 ranking = WorkerRanking(workers, now, run.worker_id, together=together, run=run, room=room)
             willing, asked = workers, ranking
             if pending.refused_until:
@@ -205,6 +215,8 @@ class Dispatcher:
         if choice.probe:
             self._health.probed(choice.worker_id, name, now)
         self._table.sent(pending, choice.worker_id, now)
+        if self._limits.is_on:
+            self._limits.grant(pending, now)
         pending.maybe_held_before_send, pending.sent_before = pending.sent_before, True
         why = "probe" if choice.probe else "chosen"
         self._context.journal.write_soon(self._context.routing(pending, choice.worker_id, why, inputs.recorded()))
@@ -264,6 +276,8 @@ class Dispatcher:
             ahead_ms = self._health.ahead_ms(pending.worker_id or SHARED)
             if ahead_ms is not None:
                 headers[DEADLINE_AT] = str(pending.deadline_at + ahead_ms)
+        if pending.grant is not None:
+            headers[LIMITED] = "1"
         if pending.assignment.correlation is not None and (parent := pending.assignment.traceparent) is not None:
             headers["traceparent"] = parent  # also in the body; as a header workers of others understand it
             headers["trace_id"] = pending.assignment.trace_id or ""  # which otherwise would follow from it
@@ -298,6 +312,7 @@ class Dispatcher:
             else:
                 self._back(pending, "no ack arrived")
         await self._end_all_overdue()
+        await self._limits.look_after(now)
         self._quarantine_without_class(now)
         await self._publish_fleet(now)
 

@@ -13,10 +13,14 @@ from math import inf
 import msgspec
 
 from reefknot.core.failure import ErrorCode
+from reefknot.core.limits import Grant
 from reefknot.queue.model.admission import RejectReason, tells_unknown_type
 from reefknot.queue.model.messages import (
     ACK,
+    BETWEEN_ATTEMPTS,
     HEARTBEAT,
+    NOT_STARTED,
+    STARTED,
     AckStatus,
     ExecAssignmentAck,
     ExecResult,
@@ -114,10 +118,21 @@ class Inbox:
             return
         if ack.status is AckStatus.ACCEPTED:
             self._table.acked(pending)
+            if pending.grant is not None:
+                self._read_start(pending.grant, ack, pending.worker_id)
         else:
             self._read_refusal(pending, ack, pending.worker_id)
         if self._table.waiting:
             self._wake()
+
+    def _read_start(self, grant: Grant, ack: ExecAssignmentAck, worker_id: str) -> None:
+        """Count a start that was granted. Workers with another store do not tell of it: it may begin at once."""
+        if ack.message == STARTED or not self._health.shares_store(worker_id):
+            grant.started()
+        elif ack.message == NOT_STARTED:
+            grant.refused()
+        if ack.message in (NOT_STARTED, BETWEEN_ATTEMPTS):
+            grant.ended()
 
     def _acknowledged(self, ack: ExecAssignmentAck) -> Pending | None:
         """The assignment that an ack means: of several tenants' the one at this worker, best the one not acked yet."""

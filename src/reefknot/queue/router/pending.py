@@ -19,6 +19,7 @@ from reefknot.audit.assignments import briefly_about
 from reefknot.audit.journal import Journal, about_assignment
 from reefknot.audit.model.event import Event, OperatorAction, Requeued, Routing
 from reefknot.core.clock import Clock
+from reefknot.core.limits import Grant
 from reefknot.queue.execution.events import expired_event
 from reefknot.queue.model.messages import ExecAssignment
 from reefknot.queue.port.transport import Transport
@@ -83,6 +84,10 @@ class Pending(Struct, eq=False):
     """Since when every live worker has refused it because it does not know the type."""
     cancel_reason: str | None = None
     """The caller's reason, once it was cancelled: it is not sent any more."""
+    held_by: str = ""
+    """The limit or the pause in whose line it waits."""
+    grant: Grant | None = None
+    """Its start, once it was granted under the limits that hold for it."""
 
     def __post_init__(self) -> None:
         self.id, self.maybe_held_before_send = self.held.id, self.sent_before
@@ -103,6 +108,8 @@ class WaitingLine:
         self._levels: dict[int, dict[str, list[_Stand]]] = {}
         """By priority and tenant. The order of the tenants is that of their turns."""
         self._entries = 0
+        self.waiting = 0
+        """The number that waits, where `PendingTable` holds it."""
 
     def put(self, pending: Pending, place: int) -> None:
         pending.place = place
@@ -162,13 +169,16 @@ class PendingTable:
         self._looks: list[tuple[int, int, Pending]] = []
         self._out: dict[str, tuple[Pending, ...]] = {}
         """Those that a worker has, by the assignment's own id."""
+        self.held: dict[str, WaitingLine] = {}
+        """Those that wait for a limit or a pause, by its key."""
+        self.number_held = 0
         self.cancelled: list[Pending] = []
         """Cancelled while a worker had it, and back here."""
         self.of_class: Counter[str] = Counter()
         """The number of each class in all."""
         self.unacked: Counter[tuple[str, str]] = Counter()
         """By worker and class: sent, and neither acked nor answered yet."""
-        self.held: Counter[tuple[str, str]] = Counter()
+        self.under_way: Counter[tuple[str, str]] = Counter()
         """By worker and class: sent, and not ended yet."""
 
     def __len__(self) -> int:
@@ -177,6 +187,10 @@ class PendingTable:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    def room(self, size: int) -> int:
+        """The free places of this number. What waits for a limit or a pause takes no place of other work."""
+        return size + min(size, self.number_held) - len(self._all)
 
     def get(self, work_id: str) -> Pending | None:
         return self._all.get(work_id)
@@ -218,6 +232,36 @@ class PendingTable:
         line.put(pending, self._next_place())
         line.tidy(len(self._waiting))
 
+    def hold(self, pending: Pending, key: str) -> None:
+        """Let it wait for a limit or a pause, in the same order as in the queue of its class."""
+        line = self.held.get(key)
+        if line is None:
+            line = self.held[key] = WaitingLine()
+        line.put(pending, self._next_place())
+        pending.held_by = key
+        line.waiting += 1
+        self.number_held += 1
+        line.tidy(line.waiting)
+
+    def release(self, key: str, most: int) -> None:
+        """Queue up to `most` of those that wait for this limit or pause where they came from."""
+        line = self.held[key]
+        while most > 0 and (pending := line.next()) is not None:
+            most -= 1
+            self._unhold(pending)
+            self.line_up(pending)
+
+    def _unhold(self, pending: Pending) -> None:
+        """Take it out of the line of its limit or pause, if it is in one."""
+        if not pending.held_by:
+            return
+        line = self.held[pending.held_by]
+        line.waiting -= 1
+        self.number_held -= 1
+        if not line.waiting:
+            del self.held[pending.held_by]
+        pending.held_by = ""
+
     def lines(self) -> Iterator[tuple[str, WaitingLine]]:
         """The queues that may hold something. Those of classes without work are dropped."""
         for name, line in list(self._lines.items()):
@@ -252,7 +296,7 @@ class PendingTable:
         pending.worker_id, pending.asked_at, pending.acked = worker_id, now, False
         pending.route += 1
         self.unacked[worker_id, pending.resource_class] += 1
-        self.held[worker_id, pending.resource_class] += 1
+        self.under_way[worker_id, pending.resource_class] += 1
 
     def asked_again(self, pending: Pending, now: float) -> None:
         pending.asked_at = now
@@ -277,6 +321,8 @@ class PendingTable:
         """Let it wait here again; this worker is not asked before `until`."""
         pending.refused_until[worker_id] = until
         pending.refusal = message
+        if pending.grant is not None:
+            pending.grant.refused()
         if not pending.acked:  # else it was accepted before, and the record may be the worker's
             pending.sent_before = pending.maybe_held_before_send
         self.back(pending)
@@ -289,6 +335,7 @@ class PendingTable:
         del self._all[pending.id]
         self.of_class[pending.resource_class] -= 1
         self._waiting.pop(pending.id, None)
+        self._unhold(pending)
         pending.place = 0
         return True
 
@@ -317,8 +364,11 @@ class PendingTable:
     def _leave(self, pending: Pending) -> None:
         """No worker has it any more."""
         self._count_answer(pending)
+        if pending.grant is not None:
+            pending.grant.ended()
+            pending.grant = None
         if pending.worker_id is not None:
-            _count_down(self.held, (pending.worker_id, pending.resource_class))
+            _count_down(self.under_way, (pending.worker_id, pending.resource_class))
             name = pending.assignment.assignment_id
             others = tuple([one for one in self._out.get(name, ()) if one is not pending])
             if others:

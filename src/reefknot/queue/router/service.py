@@ -25,12 +25,14 @@ from reefknot.queue.model.admission import OverloadStatus, level
 from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, Cancel, ExecAssignment, ExecResult, encode
 from reefknot.queue.model.results import answer_of, assignment_of, cancel_reason
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, is_ingestion, is_over, is_workers, pool_of, worker_of
+from reefknot.queue.pauses import Pauses
 from reefknot.queue.port.control import Command
 from reefknot.queue.port.transport import Transport
 from reefknot.queue.router.completion import Completion
 from reefknot.queue.router.dispatch import SHARED, Dispatcher
 from reefknot.queue.router.health import HealthTable
 from reefknot.queue.router.inbox import Inbox
+from reefknot.queue.router.limits import DestinationOf, RouterLimits
 from reefknot.queue.router.pending import Pending, PendingTable, RouterContext
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.router.submissions import LocalCallers, Submissions, validated
@@ -78,6 +80,8 @@ class RouterSnapshot(Struct, frozen=True):
     """Assignments that were sent a while ago and not acknowledged: the worker of each, and the seconds since."""
     is_shared: bool = False
     """Whether it also sends to workers that do not tell of themselves."""
+    limits: list[dict[str, Any]] = []
+    """The limits of the fleet, each with the keys that work waits for."""
 
 
 class Router:
@@ -95,20 +99,21 @@ class Router:
         process: str = "",
         secrets: tuple[str, ...] = (),
         own_workers: Collection[str] = (),
+        pauses: Pauses | None = None,
+        destination_of: DestinationOf | None = None,
     ) -> None:
         """
         Build a router; `start` runs it.
 
         `process` marks whose work this is: others then see at once that it is gone, and need not wait for leases. With
-        `own_workers`, names of workers that serve no other router, it routes only what is submitted through it.
+        `own_workers`, names of workers that serve no other router, it routes only what is submitted through it. For
+        `pauses` and `destination_of` see `RouterLimits`.
         """
         clock = SteadyClock(clock)
-        settings = settings or RouterSettings()
-        journal = Journal(store.audit, redactor=Redactor(secrets))
+        settings, journal = settings or RouterSettings(), Journal(store.audit, redactor=Redactor(secrets))
         self.router_id = router_id
         self.table = PendingTable()
-        self._store = store
-        self._clock = clock
+        self._store, self._clock = store, clock
         self._errors = RepeatedErrors()
         self._context = context = RouterContext(
             router_id=router_id,
@@ -121,8 +126,7 @@ class Router:
             table=self.table,
             seed=seed,
         )
-        self._wake = asyncio.Event()
-        self._claim_now, self._left_here = asyncio.Event(), asyncio.Event()
+        self._wake, self._claim_now, self._left_here = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._store_may_have_more = False
         self._background = BoundedTasks(router_id, AT_ONCE)
         rules, more = settings.submission_rules, dict[str, Any](journal=journal, control=store.control)
@@ -133,14 +137,14 @@ class Router:
         """Whether it led as of the last change; None before its start."""
         self.health = HealthTable(own_workers)
         self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._left)
+        self.limits = RouterLimits(context, store, pauses, destination_of, wake=self._wake.set)
         self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
-        self.dispatcher = Dispatcher(context, self.health, self._completion)
+        self.dispatcher = Dispatcher(context, self.health, self._completion, self.limits)
         self._inbox = Inbox(
             context, self.health, self.dispatcher, self._completion, tasks=self._background, wake=self._wake.set
         )
         self.services = Services(router_id)
-        self._started_at = 0
-        self._obeyed = 0
+        self._started_at = self._obeyed = 0
         """The sequence of the last command that was looked at."""
         self._early_cancels: dict[str, tuple[float, str | None]] = {}
         """Cancels of assignments that another router still holds: by id, when they came."""
@@ -231,7 +235,8 @@ class Router:
         unanswered = self.table.unanswered(now - UNANSWERED_S, MOST_UNANSWERED)
         silent = {one.id: (one.worker_id or SHARED, round(now - one.asked_at, 1)) for one in unanswered}
         shared = self._context.settings.shared_subject
-        return RouterSnapshot(self.router_id, waiting, len(self.table), status, workers, left_out, silent, shared)
+        more = workers, left_out, silent, shared, self.limits.snapshot(now)
+        return RouterSnapshot(self.router_id, waiting, len(self.table), status, *more)
 
     # ---- callers ----------------------------------------------------------------------------------------------------
 
@@ -366,7 +371,7 @@ class Router:
         """Claim what other processes submitted, or what came when there was no room, as long as there is some now."""
         while True:
             self._claim_now.clear()
-            room = min(BATCH, self._context.settings.rules.size - len(self.table)) if self._serves else 0
+            room = min(BATCH, self.table.room(self._context.settings.rules.size)) if self._serves else 0
             before = len(self.table)
             failed = False
             only = None if self._takes_all else self._callers.elsewhere()
@@ -470,6 +475,9 @@ class Router:
         while True:
             self._wake.clear()
             now = self._clock.now()
+            if self.limits.leads is not self._leads and self._takes_all:
+                what = "what runs under limits could not be counted"
+                await self._background.run_logged(what, self.limits.take_lead, self._leads)
             if now >= check_at:
                 check_at = now + CHECK_S
                 await self._background.run_logged("pending work was not checked", self.dispatcher.look_after)
@@ -479,7 +487,8 @@ class Router:
                     all_at = now + TICK_S
                 what = "an assignment could not be sent"
                 await self._background.run_logged(what, self.dispatcher.send_waiting, all_waiting)
-            await _until(self._wake, TICK_S if self.table.waiting else CHECK_S)
+            longest = TICK_S if self.table.waiting else CHECK_S
+            await _until(self._wake, min(longest, self.limits.next_in(now)) if self.table.held else longest)
 
     def _after_ends(self) -> None:
         """Use the room that an end has made, here and at a worker."""

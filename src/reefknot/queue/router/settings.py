@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from reefknot.core.checks import seconds
+from reefknot.core.limits import LimitRule
 from reefknot.queue.model.admission import Rules
 from reefknot.queue.model.submission import SubmissionRules
 
@@ -40,6 +41,8 @@ class RouterSettings(Struct, frozen=True):
     """The most places that one tenant may hold while others wait."""
     shared_subject: bool = False
     """Also send on the shared subject, for workers that send no heartbeats."""
+    limits: tuple[LimitRule, ...] = ()
+    """The limits of the fleet."""
 
     def __post_init__(self) -> None:
         for name in ("lease", "patience"):
@@ -55,7 +58,7 @@ class RouterSettings(Struct, frozen=True):
         return SubmissionRules(self.rules.size, self.tenant_share, self.rules.max_wait_fraction, self.rules.preempt)
 
 
-def settings_from(configuration: Any, rules: Rules) -> RouterSettings:
+def settings_from(configuration: Any, rules: Rules, limits: tuple[LimitRule, ...] = ()) -> RouterSettings:
     """
     The settings that a checked configuration gives, over the rules of its workers' queues.
 
@@ -73,4 +76,5 @@ def settings_from(configuration: Any, rules: Rules) -> RouterSettings:
         patience=section.patience_seconds,
         tenant_share=section.tenant_share,
         shared_subject=section.shared_subject == "cp1",
+        limits=limits,
     )

@@ -67,6 +67,7 @@ from reefknot.queue.model.submission import EXPIRED
 from reefknot.queue.model.work import Quarantine, Returned, Snooze, TryAgain, WorkDone, WorkFailed, WorkItem
 from reefknot.queue.worker.context import WorkerContext
 from reefknot.queue.worker.destinations import Destination, Outages
+from reefknot.queue.worker.limited import GrantedStarts
 from reefknot.queue.worker.notes import AttemptNotes
 from reefknot.queue.worker.records import (
     AcceptedWork,
@@ -92,15 +93,14 @@ ReportOverdue = Callable[[Callable[[], AttemptReport]], None]
 class StepRunner:
     """Runs attempts under one worker's settings."""
 
-    def __init__(self, context: WorkerContext, blocks: Mapping[str, Block]) -> None:
-        self._context = context
+    def __init__(self, context: WorkerContext, blocks: Mapping[str, Block], starts: GrantedStarts) -> None:
+        self._context, self.starts = context, starts
         self._settings = context.settings
         self._blocks = blocks
         self._own = own_policies(blocks.values())
         self._rules = own_rules(blocks.values()) if context.settings.retries_v2 else {}
         self._books = BookHistory(context.settings.book.with_blocks(self._own))
-        self._clock = context.clock
-        self._redactor = context.redactor
+        self._clock, self._redactor = context.clock, context.redactor
         self.log = DecisionLog(context.worker_id, context.redactor, context.clock)
         self.outages = Outages(context, blocks, self.log)
         self._key_waits = KeyWaits()
@@ -140,12 +140,13 @@ class StepRunner:
         attempt = AttemptInputs(item, assignment, request, target, wall, book, notes, *queue, trace)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
+        if (held_up := self.starts.held_up(item, work)) is not None:
+            return held_up
         if block is None:
             return self._not_known(attempt)
         destination = self.outages.destination(block, request)
         limit = TimedOut(*self._seconds(attempt))
-        too_late = self._too_late(limit, destination)
-        if too_late:
+        if too_late := self._too_late(limit, destination):
             return self._expired(attempt, too_late)
         permit, events = self.outages.permit(attempt, destination, skip=admitted.skip_circuit_breaker)
         if isinstance(permit, Refused):
@@ -174,9 +175,8 @@ class StepRunner:
             if watch is not None:
                 watch.ended()
             self.running.pop((item.id, item.fence), None)
-        return (
-            None if watch is not None and watch.is_reported else self._judged(attempt, ran, destination, permit, events)
-        )
+        is_reported = watch is not None and watch.is_reported
+        return None if is_reported else self._judged(attempt, ran, destination, permit, events)
 
     def _judged(
         self,
@@ -292,6 +292,7 @@ class StepRunner:
         time_is_over: Callable[[], None],
     ) -> StepOutcome:
         assignment, item, seconds = attempt.assignment, attempt.item, limit.seconds
+        self.starts.begin(assignment)
         if attempt.trace is not None:
             attempt.trace.attempt_started(attempt.number, attempt.began)
         context = attempt.context(seconds)

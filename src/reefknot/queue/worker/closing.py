@@ -67,6 +67,7 @@ class Closing:
         self._steps = steps
         self._clock = context.clock
         self.reports = Settling(context, self._publish)
+        self.starts = steps.starts
         self._started: dict[tuple[str, int], AcceptedWork] = {}
         """Work that intake started, by id and fence: it need not be read again."""
         self._crashed: deque[str] = deque(maxlen=MOST_WATCHED)
@@ -152,6 +153,7 @@ class Closing:
         notes: AttemptNotes | None = None,
     ) -> None:
         """Queue the report for the store. From here on it does not depend on the slot any more."""
+        self.starts.ended(item, work, report)
         settled, events, body = report.settled, report.events, None
         if report.result is not None:
             result = self._with_overload(report.result, pool, work.admitted.queue_depth)

@@ -141,6 +141,7 @@ class Intake:
             wall_ms = int(self._context.clock.wall() * 1000) if delivery.headers else None
             read = read_assignment(delivery.body, delivery.headers, wall_ms)
             read = with_own_class(read, self._classes)
+            self._closing.starts.arrived(read, delivery.headers)
             if isinstance(read, ExecAssignment) and read.assignment_id in seen:
                 repeated.append((read, delivery))
                 self._deciding -= 1
@@ -291,7 +292,8 @@ class Intake:
         pool.reserve(assignment.priority)
         try:
             met = pool.measured()
-            work = AcceptedWork(assignment, AdmittedAs.by(answer, assignment, met), sender)
+            terms = self._closing.starts.admitted(assignment, AdmittedAs.by(answer, assignment, met))
+            work = AcceptedWork(assignment, terms, sender)
             item = work.as_item(body, pool.queue_name, answer, int(self._context.clock.wall() * 1000))
             event = self._event(
                 assignment, AckStatus.ACCEPTED, None, pool, message=answer.message, inputs=verdict.inputs, met=met
@@ -357,6 +359,7 @@ class Intake:
         one.pool.release(one.work.assignment.priority)
         if item is None:
             return
+        self._closing.starts.kept(one.work)
         if item.state is WorkState.RUNNING:
             self._closing.remember(item, one.work)
             one.pool.begin([item])
@@ -384,9 +387,8 @@ class Intake:
         """Duplicate delivery: ack ACCEPTED whatever the queue's level. Another job under the same id is rejected."""
         work_id = assignment.record_id
         known = await self._known_under(work_id, pool)
-        if known is not None and is_unassigned(known) and work_id in pool.queue:
-            pool.queue.remove(work_id)  # a router took it back while this worker was silent
-            return await self.take(assignment)
+        if known is not None and is_unassigned(known) and pool.forget(work_id):
+            return await self.take(assignment)  # a router took it back while this worker was silent, or it was returned
         if known is not None and not is_same_job(known, assignment):
             refusal = AckStatus.REJECTED, RejectReason.INVALID, _OTHER_JOB
             return await self._refuse(assignment.assignment_id, *refusal, assignment=assignment, pool=pool)

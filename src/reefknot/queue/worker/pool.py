@@ -395,6 +395,11 @@ class Pool(Slots):
     def has(self, work_id: str) -> bool:
         return work_id in self.claimed or work_id in self.queue or work_id in self.running
 
+    def forget(self, work_id: str) -> bool:
+        """Give up the place or the claim of work that is not this worker's any more. False when it has neither."""
+        is_claimed = self.claimed.pop(work_id, None) is not None
+        return self.queue.remove(work_id) is not None or is_claimed
+
     def ahead(self) -> int:
         """
         The number to claim beyond the free slots (prefetch), so that none stands empty while the next claim is made.

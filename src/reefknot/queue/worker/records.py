@@ -72,6 +72,8 @@ class AdmittedAs(Struct, frozen=True, gc=False, omit_defaults=True):
     skip_circuit_breaker: bool = False
     queue_depth: int = 0
     overload_status: OverloadStatus = OverloadStatus.HEALTHY
+    limited: bool = False
+    """Whether each of its attempts needs a start that its router grants."""
 
     @classmethod
     def by(cls, answer: Admission, assignment: ExecAssignment, met: tuple[int, OverloadStatus]) -> "AdmittedAs":

@@ -39,12 +39,14 @@ from reefknot.queue.model.messages import (
 )
 from reefknot.queue.model.results import waits_for
 from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.queue.pauses import Pauses
 from reefknot.queue.port.transport import Delivery, Transport
 from reefknot.queue.port.work_queue import Held, WorkFilter
 from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.closing import Closing, Drain
 from reefknot.queue.worker.context import WorkerContext
 from reefknot.queue.worker.intake import Intake
+from reefknot.queue.worker.limited import GrantedStarts
 from reefknot.queue.worker.pool import Pool, Queued
 from reefknot.queue.worker.records import RetryCounts
 from reefknot.queue.worker.settings import WorkerSettings
@@ -109,12 +111,14 @@ class Worker:
         process: str = "",
         isolation: Isolation | None = None,
         has_own_router: bool = False,
+        pauses: Pauses | None = None,
     ) -> None:
         """
         Build a worker; `start` runs it.
 
         `process` marks whose work this is: others then see at once that it is gone, and need not wait for leases. The
         workers of a process share one `isolation`. One that `has_own_router` tells all others that it accepts nothing.
+        Due retries of what is among the `pauses` go back to the router.
         """
         clock = SteadyClock(clock)
         redactor = Redactor(secrets)
@@ -141,7 +145,7 @@ class Worker:
             seed=seed,
         )
         self._background = BoundedTasks(worker_id, AT_ONCE)
-        self.steps = StepRunner(context, blocks)
+        self.steps = StepRunner(context, blocks, GrantedStarts(context, pauses))
         self.pools: dict[str, Pool] = {}
         self.closing = Closing(context, self.pools, self.steps)
         self._isolation = isolation = isolation or Isolation()

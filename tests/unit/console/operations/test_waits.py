@@ -7,6 +7,7 @@ import pytest
 
 from reefknot.console.operations.jobs import JobQuery, job_story, list_jobs, show_job
 from reefknot.console.operations.operator import Operator
+from reefknot.console.operations.queues import pause_queue
 from reefknot.core.redaction import Redactor
 from reefknot.ingest.jobs import IngestionJob, JobQueue
 from reefknot.ingest.sources import SourceRecords, with_health
@@ -174,3 +175,57 @@ async def test_a_job_that_runs_or_has_ended_does_not_wait() -> None:
         assert (await show_job(operator, name))["waiting"] is None
         await store.work.cancel(name)
         assert (await show_job(operator, name))["waiting"] is None
+
+
+HELD = {"waiting": 7, "running": 0, "next_in_s": 3.2}
+LIMIT: dict[str, Any] = {
+    "running": None,
+    "name": "own.*",
+    "rate": {"count": 10.0, "unit": "s"},
+    "burst": 20,
+    "types": "own.*",
+    "per": "",
+    "only": "",
+    "place": "reefknot.yaml:2:3",
+    "text": "10/s, burst 20",
+    "held": {"own.*": HELD},
+}
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [
+        (LIMIT, "it waits for the limit own.* (10/s, burst 20; reefknot.yaml:2:3), as 7 jobs do; the next one starts"),
+        (LIMIT | {"held": {}}, ""),
+        (LIMIT | {"types": "other.*"}, ""),
+        (
+            LIMIT | {"name": "tenant", "types": "*", "per": "tenant", "held": {"tenant acme": HELD}},
+            "it waits for the limit tenant acme (10/s",
+        ),
+        (
+            LIMIT | {"name": "tenant", "types": "*", "per": "tenant", "held": {"tenant b": HELD}},
+            "",
+        ),
+    ],
+)
+@pytest.mark.real_time
+async def test_a_job_names_the_limit_that_it_waits_for_and_its_line(limit: Any, text: str) -> None:
+    async with open_store("memory:") as store:
+        await reported(store, router=router(limits=[limit]))
+        await enqueued(store, "acme|a", tenant_id="acme")
+        shown = (await show_job(Operator(store, Redactor(())), "a", "acme"))["waiting"]
+        assert (shown["code"] == "limited") is bool(text), shown
+        assert shown["text"].startswith(text)
+        if text:
+            assert "raise the limit in reefknot.yaml:2:3, then `reefknot router reload`" in shown["remedy"]
+
+
+@pytest.mark.real_time
+async def test_a_paused_job_says_who_paused_it_wherever_it_is() -> None:
+    async with open_store("memory:") as store:
+        await reported(store, router=router())
+        await pause_queue(Operator(store, Redactor(()), "ann"), type="own.*", reason="closed")
+        for name, pool in (("a", ROUTER), ("b", "cpu@worker-1")):
+            await enqueued(store, name, pool)
+            shown = (await show_job(Operator(store, Redactor(())), name))["waiting"]
+            assert (shown["code"], shown["text"]) == ("queue_paused", "the type own.* is paused by ann (closed)")

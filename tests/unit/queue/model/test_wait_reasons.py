@@ -112,6 +112,27 @@ CASES: list[tuple[WaitCode, JobFacts, FleetFacts, str, str]] = [
         *("the idempotency key order 7 is held by w2, whose lease ends in 20 s", "idempotency show 'order 7'"),
     ),
     (W.KEY_HELD, queued(key=causes.KeyFacts("k", "w2")), fleet(IDLE), "the idempotency key k is held by w2", "show k"),
+    (
+        *(
+            W.QUEUE_PAUSED,
+            queued(**RETRY, pause=causes.PauseFacts("tenant", "acme", "ann", "moved", 90.0)),
+            fleet(IDLE),
+        ),
+        *("the tenant acme is paused by ann for 90 s (moved)", "`reefknot queue resume --tenant acme`"),
+    ),
+    (
+        *(W.QUEUE_PAUSED, job(pause=causes.PauseFacts("type", "billing.*")), fleet()),
+        *("the type billing.* is paused", "`reefknot queue resume --type 'billing.*'`"),
+    ),
+    (
+        *(W.LIMITED, job(limit=causes.LimitFacts("billing.*", "10/s, burst 20", "a.yaml:2:3", 7, 3.2)), fleet(IDLE)),
+        "it waits for the limit billing.* (10/s, burst 20; a.yaml:2:3), as 7 jobs do; the next one starts in 3 s",
+        "raise the limit in a.yaml:2:3, then `reefknot router reload`",
+    ),
+    (
+        *(W.LIMITED, job(limit=causes.LimitFacts("tenant acme", "5 running", "")), fleet(IDLE)),
+        *("it waits for the limit tenant acme (5 running)", "waiting is right: it keeps its place"),
+    ),
     (W.RUNS_ALONE, queued(due_in=1.0, is_alone=True), fleet(IDLE), "runs alone; it is tried again", "history"),
     (W.RUNS_ALONE, queued(is_alone=True), fleet(IDLE), "waits until it can run alone", "history"),
     (W.PUT_OFF, queued(due_in=5.0, reason="rescheduled"), fleet(IDLE), "put off (rescheduled)", "by itself"),

@@ -344,9 +344,9 @@ def test_what_a_worker_holds_is_counted_until_it_ends_or_goes_elsewhere(table: P
         lambda: table.refused(three, "v", 9.0, "full"),
     ):
         change()
-        held.append((table.held["w", "cpu"], table.held["v", "cpu"]))
+        held.append((table.under_way["w", "cpu"], table.under_way["v", "cpu"]))
     assert held == [(3, 0), (2, 0), (2, 0), (1, 0), (0, 1), (0, 0)]
-    assert not table.held, "what is zero is forgotten"
+    assert not table.under_way, "what is zero is forgotten"
 
 
 def tenants(table: PendingTable, *names: str, priority: int = 0) -> dict[str, Pending]:
