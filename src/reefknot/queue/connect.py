@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
     from reefknot.core.clock import Clock
     from reefknot.errors import KeyConflictError, QueueFullError
-    from reefknot.queue.client import Client, Handle, SubmitItem, SubmitOptions
+    from reefknot.queue.client import Client, Handle
+    from reefknot.queue.model.arguments import SubmitItem, SubmitOptions
     from reefknot.queue.model.messages import ExecAssignment, ExecResult
     from reefknot.stores.port import Store
 

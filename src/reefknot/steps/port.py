@@ -5,17 +5,66 @@ A block takes inputs and a context, and returns a result; it never retries. It m
 error. The context holds a key for sinks that deduplicate, and the seconds that are left.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar, Unpack
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from reefknot.core.failure import Failure
+from reefknot.errors import EventLoopRunningError
 from reefknot.policy.model.book import FieldValue, Layer, Patch, patch
-from reefknot.queue.model.messages import StepResult
+from reefknot.queue.model.follow_ups import FollowUp, Gather, ThenOptions, gather, then
+from reefknot.queue.model.messages import ExecResult, StepResult
 
 StepRule = Callable[[Exception, Failure], Any]
 """Whether an exception of a step is retried: True, False, or the seconds to wait at least; or an awaitable of these."""
+
+
+LoadResults = Callable[[], AsyncIterator[list[ExecResult]]]
+T = TypeVar("T")
+
+
+class Children:
+    """
+    Results of the work that a step has waited for, in its order.
+
+    `await context.children()` is a list of them, `async for result in context.children()` reads them page by page. In a
+    plain function it is `for result in context.children()`.
+    """
+
+    def __init__(self, load: LoadResults | None, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._load = load
+        self._loop = loop
+
+    def __await__(self) -> Generator[Any, None, list[ExecResult]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[ExecResult]:
+        return [one async for one in self]
+
+    async def __aiter__(self) -> AsyncIterator[ExecResult]:
+        if self._load is not None:
+            async for page in self._load():
+                for one in page:
+                    yield one
+
+    def __iter__(self) -> Iterator[ExecResult]:
+        return iter(_from_thread(self._all(), self._loop))
+
+
+def _from_thread(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None) -> T:
+    """The result of a coroutine on the loop of the worker, for a step in a thread."""
+    if loop is None:
+        return asyncio.run(work)
+    if asyncio._get_running_loop() is not None:
+        work.close()
+        raise EventLoopRunningError
+    begin: Callable[..., Future[T]] = getattr(loop, "run_from_thread", None) or (
+        lambda work: asyncio.run_coroutine_threadsafe(work, loop)
+    )
+    return begin(work).result()
 
 
 class BlockContext(Struct, frozen=True):
@@ -30,6 +79,26 @@ class BlockContext(Struct, frozen=True):
     trace_id: str | None = None
     traceparent: str | None = None
     """The span of this attempt, or that of the caller while tracing is off: for services that the step calls."""
+    follow_ups: list[FollowUp | Gather] = field(default_factory=list)
+    """The work that is submitted when the step has succeeded, in the transaction that stores its result."""
+    load_children: LoadResults | None = None
+    """Reads the results of the work that this has waited for, page by page; None outside of a worker."""
+    loop: asyncio.AbstractEventLoop | None = None
+    """The event loop of the worker."""
+
+    def then(self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[ThenOptions]) -> FollowUp:
+        """Let a job follow this step: see `rk.then`."""
+        self.follow_ups.append(one := then(job_type, inputs, **options))
+        return one
+
+    def gather(self, *children: FollowUp, then: FollowUp | None = None, return_failures: bool = False) -> Gather:
+        """Let jobs follow this step, and one that runs when all of them have ended: see `rk.gather`."""
+        self.follow_ups.append(one := gather(*children, then=then, return_failures=return_failures))
+        return one
+
+    def children(self) -> Children:
+        """The results of the work that this step has waited for: of a gather's children, or of the jobs in `after`."""
+        return Children(self.load_children, self.loop)
 
 
 class Block(Protocol):

@@ -32,7 +32,8 @@ from reefknot.errors import (
 from reefknot.policy.layers import Tree, load_tree
 from reefknot.policy.reading.session import Mark
 from reefknot.policy.settings import Settings, settings_of
-from reefknot.queue.client import Client, Handle, SubmitItem, SubmitOptions
+from reefknot.queue.client import Client, Handle
+from reefknot.queue.model.arguments import SubmitItem, SubmitOptions
 from reefknot.queue.model.messages import ExecResult
 from reefknot.queue.model.results import answer_of
 from reefknot.queue.model.work import WorkItem, record_id

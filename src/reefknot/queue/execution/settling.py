@@ -8,7 +8,7 @@ lease lasts.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,9 @@ from reefknot.audit.assignments import vanished_events
 from reefknot.audit.journal import Journal
 from reefknot.audit.port import AuditEntry
 from reefknot.core.clock import Clock
+from reefknot.queue.model.follow_ups import awaited
+from reefknot.queue.model.messages import ExecResult
+from reefknot.queue.model.results import result_or_gone
 from reefknot.queue.model.work import Interrupted, Snooze, TryAgain, WorkItem
 from reefknot.queue.port.work_queue import Held, Settlement, WorkQueue
 from reefknot.runtime.log import error_text, logger
@@ -26,8 +29,18 @@ from reefknot.runtime.timeouts import STORE_S, Timeouts
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
+_PAGE = 50
 
 C = TypeVar("C")
+
+
+async def awaited_results(work: WorkQueue, item: WorkItem) -> AsyncIterator[list[ExecResult]]:
+    """The results of all work that an item has waited for, in order, in pages."""
+    ids = awaited(item)
+    for at in range(0, len(ids), _PAGE):
+        async with asyncio.timeout(STORE_S):
+            found = await asyncio.gather(*map(work.get, ids[at : at + _PAGE]))
+        yield [result_or_gone(one, name) for one, name in zip(found, ids[at : at + _PAGE], strict=True)]
 
 
 class Claims:
@@ -204,15 +217,15 @@ class Settling:
         if not kept:
             logger().info("%s: lease of %s lost; its result is dropped", self._context.name, one.settlement.id)
             return
-        if one.end_trace is not None:
+        if one.end_trace is not None and one.settlement.is_kept_as_reported:
             one.end_trace()
-        settled = one.settlement.settled
+        settled = one.settlement.kept_as
         if isinstance(settled, TryAgain | Snooze):
             one.pool.due_again(one.item, settled.due_at)
 
     async def _after(self, kept: list[EndedAttempt]) -> None:
-        if kept and self._publish is not None:
-            await self._publish(kept)
+        if self._publish is not None and (ended := [one for one in kept if one.settlement.is_kept_as_reported]):
+            await self._publish(ended)
 
     def _log_not_kept(self, one: EndedAttempt, error: Exception, more: int = 0) -> None:
         others = f" and {more} more" if more else ""

@@ -21,6 +21,7 @@ from reefknot.audit.model.event import Event, OperatorAction, Requeued, Routing
 from reefknot.core.clock import Clock
 from reefknot.queue.execution.events import expired_event
 from reefknot.queue.model.messages import ExecAssignment
+from reefknot.queue.model.work import WorkItem
 from reefknot.queue.port.transport import Transport
 from reefknot.queue.port.work_queue import Held, WorkQueue
 from reefknot.queue.router.settings import RouterSettings
@@ -42,6 +43,8 @@ class ClaimedSubmission(Struct, frozen=True):
     """When an operator last retried it (ms UTC): an older result belongs to an earlier generation."""
     generation: int = 0
     """How often it was restarted with its full retry budget."""
+    waits: WorkItem | None = None
+    """Its record, if it has to wait for other work: see `waiting`."""
 
 
 _GARBAGE = 1000
@@ -63,6 +66,7 @@ class Pending(Struct, eq=False):
     was_accepted: bool
     requeued_at: int
     generation: int
+    waits: WorkItem | None
     id: str = ""
     maybe_held_before_send: bool = False
     """`sent_before` as of the previous send. Restored on refusal: a worker that refused cannot hold it."""

@@ -22,6 +22,7 @@ from reefknot.core.clock import Clock
 from reefknot.core.redaction import Redactor
 from reefknot.queue.execution.tracing import submitting
 from reefknot.queue.model.admission import OverloadStatus, level
+from reefknot.queue.model.arguments import validated
 from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, Cancel, ExecAssignment, ExecResult, encode
 from reefknot.queue.model.results import answer_of, assignment_of, cancel_reason
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, is_ingestion, is_over, is_workers, pool_of, worker_of
@@ -33,7 +34,8 @@ from reefknot.queue.router.health import HealthTable
 from reefknot.queue.router.inbox import Inbox
 from reefknot.queue.router.pending import Pending, PendingTable, RouterContext
 from reefknot.queue.router.settings import RouterSettings
-from reefknot.queue.router.submissions import LocalCallers, Submissions, validated
+from reefknot.queue.router.submissions import LocalCallers, Submissions
+from reefknot.queue.router.waiting import WaitingWork
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
@@ -133,7 +135,8 @@ class Router:
         """Whether it led as of the last change; None before its start."""
         self.health = HealthTable(own_workers)
         self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._left)
-        self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
+        self._completion = Completion(context, resolve=self._resolve, freed=self._after_ends)
+        self._waiting_work = WaitingWork(context, self.submissions, self._completion, wake=self._wake.set)
         self.dispatcher = Dispatcher(context, self.health, self._completion)
         self._inbox = Inbox(
             context, self.health, self.dispatcher, self._completion, tasks=self._background, wake=self._wake.set
@@ -160,6 +163,7 @@ class Router:
             (self._obey, "commands"),
             (self._callers.batch.serve, "submissions"),
             (self._completion.batch.serve, "completion"),
+            (self._waiting_work.serve, "waiting work"),
         ]
         for service, name in loops:
             self.services.keep(name, service)
@@ -199,7 +203,7 @@ class Router:
         await self.services.stop()
         await self._background.stop()
         await self._background.run_logged("the last results could not be kept", self._last_writes)
-        held = [one.held for one in self.table.all()]
+        held = [*(one.held for one in self.table.all()), *self._waiting_work.held.values()]
         if held:
             await self._background.run_logged(
                 "pending work could not be given back", self.submissions.claims.give_back, held
@@ -270,7 +274,8 @@ class Router:
         if worker_id and self.health.is_live(worker_id, self._clock.now()):
             await self.dispatcher.send_cancel(assignment_of(item), why)
             return True
-        if item.state is WorkState.RUNNING and not worker_id and not is_ingestion(item):
+        is_elsewhere = item.state is WorkState.RUNNING and item.id not in self._waiting_work.held
+        if is_elsewhere and not worker_id and not is_ingestion(item):
             return False  # another router holds it
         return await self._cancel_in_store(item, why)
 
@@ -282,6 +287,11 @@ class Router:
                 return False
         await self._callers.answer_from_store(item.id)
         return True
+
+    def _resolve(self, work_id: str, result: ExecResult) -> None:
+        """Give a result to its caller, and let what waits for it know."""
+        self._callers.resolve(work_id, result)
+        self._waiting_work.ended(work_id)
 
     async def _resolve_callers(self) -> None:
         """
@@ -411,7 +421,11 @@ class Router:
         claimed = await self.submissions.claims.finish(claim, lambda one: one.held)
         now = self._clock.now()
         for one in claimed:
-            self.table.add(one, self.submissions.class_of(one.assignment), now)
+            if one.waits is None:
+                self.table.add(one, self.submissions.class_of(one.assignment), now)
+        for one in claimed:
+            if one.waits is not None:
+                await self._background.start("waiting work was not looked at", self._waiting_work.look, one)
         if self._early_cancels:
             await self._cancel_early_ones([one.assignment.record_id for one in claimed])
         if claimed:

@@ -283,6 +283,8 @@ class AttemptReport(Struct, frozen=True):
     """There only when the assignment has ended."""
     took_ms: float | None = None
     """The service time of the attempt, if it was made and not cut short by its own deadline."""
+    follow_ups: tuple[WorkItem, ...] = ()
+    """The work that is stored with it."""
 
 
 class RunningStep(Struct, frozen=True):

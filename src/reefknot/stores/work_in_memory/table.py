@@ -31,6 +31,7 @@ from reefknot.queue.port.work_queue import (
     FREELY,
     Enqueue,
     Enqueued,
+    FollowUps,
     Held,
     ItemEvents,
     QuarantineStats,
@@ -203,10 +204,22 @@ class WorkTable(WorkItems):
             if ours and item is not None:
                 if one.took_ms is not None:
                     self.note_service_time(item.pool, one.took_ms)
-                self.put(core.settle(item, one.settled, now), now)
-                self.events += one.events
+                if one.follow_ups is not None:
+                    self._settle_with(one.follow_ups, item, one, now)
+                else:
+                    self.put(core.settle(item, one.settled, now), now)
+                    self.events += one.events
             answers.append(ours)
         return answers
+
+    def _settle_with(self, follow: FollowUps, item: WorkItem, one: Settlement, now: Moment) -> None:
+        """Keep a report with its follow-ups, or what comes in its place."""
+        arrivals = BatchAdmission(partial(self._open_work, now.wall))
+        new, events = follow.admit(item, self.items, arrivals, now)
+        for child in new:
+            self.put(child, now)
+        self.put(follow.settle(item, one.settled, now), now)
+        self.events += [*events, *(one.events if follow.instead is None else ())]
 
     # ---- work is called off, tried again, moved ----------------------------------------------------------------------
 
