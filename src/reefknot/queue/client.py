@@ -226,7 +226,8 @@ class Client:
         """
         job = self._written(job_type, inputs, options)
         await self.submissions.check_known(job.after)
-        return self._handle(job.assignment, job.due_at, await self.submissions.submit(job))
+        is_new = await self.submissions.submit(job.assignment, due_at=job.due_at, after=job.after)
+        return self._handle(job.assignment, job.due_at, is_new)
 
     async def submit_many(
         self, items: Iterable[SubmitItem | tuple[str, Mapping[str, Any] | None]]
@@ -268,7 +269,7 @@ class Client:
         """
         given = assignment if isinstance(assignment, ExecAssignment) else _from_fields(assignment)
         checked, due_at = validated(given)[0], due_time(delay, at, self.submissions.wall())
-        return self._handle(checked, due_at, await self.submissions.submit(NewJob(checked, due_at)))
+        return self._handle(checked, due_at, await self.submissions.submit(checked, due_at=due_at))
 
     def _written(self, job_type: str, inputs: Mapping[str, Any] | None, options: SubmitOptions) -> NewJob:
         """The job of a caller's arguments, checked."""

@@ -124,9 +124,14 @@ class Submissions:
         """Refusals since the last event, by reason and resource class."""
         self._written_at = -inf
 
-    async def submit(self, job: NewJob) -> bool:
-        """Keep a job. False when it is there already; `QueueFullError` when it is refused."""
+    async def submit(self, assignment: ExecAssignment, *, due_at: int = 0, after: tuple[str, ...] = ()) -> bool:
+        """
+        Keep a job, for `due_at` (ms UTC) or for now.
+
+        False when it is there already; `QueueFullError` when it is refused.
+        """
         await self.learn_classes()
+        job = NewJob(assignment, due_at, after)
         with submitting(job.assignment) as traced:
             (kept,) = await self.enqueue([self._item_of(job, traced)])
             return await self._is_new(job.assignment, kept)

@@ -10,7 +10,7 @@ only makes the next look come at once; another router finds the same without it.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from msgspec import structs
 
@@ -189,17 +189,22 @@ class WaitingWork:
 
     async def _wait(self, claimed: ClaimedSubmission, item: WorkItem, left: set[str], *, over: int) -> None:
         """Let it wait for what is left of the work that it waits for."""
-        if sum(map(len, self._open.values())) + len(left) <= MOST_WATCHED:
-            self._open[item.id] = left
-            for record in left:
-                waiters = self._waiters.setdefault(record, [])
-                if item.id not in waiters:
-                    waiters.append(item.id)
+        self._open.pop(item.id, None)
+        self._listen(item.id, left)
         pause = self._pauses.get(item.id, FIRST_PAUSE_S)
         self._pauses[item.id] = min(LONGEST_PAUSE_S, pause * 2)
         await self._settle(claimed, Waits(self._due(item, pause), over))
         if self._open.get(item.id) == set():  # the last one ended meanwhile
             self._call(item.id)
+
+    def _listen(self, work_id: str, left: Collection[str]) -> None:
+        """Hear of the ends of this work, for what waits for it."""
+        if len(self._waiters) < MOST_WATCHED:
+            self._open.setdefault(work_id, set()).update(left)
+            for record in left:
+                waiters = self._waiters.setdefault(record, [])
+                if work_id not in waiters:
+                    waiters.append(work_id)
 
     def _due(self, item: WorkItem, pause: float) -> int:
         due_at = int((self._context.clock.wall() + pause) * 1000)
@@ -254,6 +259,7 @@ class WaitingWork:
             return Waits(self._due(item, found.verdict.retry_after_ms / 1000), 0), ()
 
         follow = FollowUps(children, self._context.settings.submission_rules, self._submitted, refused)
+        self._listen(item.id, [one.id for one in children])
         await self._settle(claimed, Waits(self._due(item, FIRST_PAUSE_S if is_last else 0.0), 0), follow)
 
     def _submitted(self, item: WorkItem) -> list[AuditEntry]:

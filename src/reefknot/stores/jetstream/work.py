@@ -238,6 +238,8 @@ class JetStreamWorkQueue(TableWorkQueue):
         return await _in_parts(held, partial(super().renew, lease=lease))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        if any(one.follow_ups is not None for one in settlements):  # which are admitted by all open work
+            await self.state.mirror()
         return await _in_parts(settlements, super().settle)
 
     async def _whole(self, item: WorkItem) -> WorkItem:
