@@ -29,6 +29,7 @@ from reefknot.errors import (
     ResultPendingError,
     UnknownJobError,
 )
+from reefknot.queue.family import open_family
 from reefknot.queue.model.arguments import (
     ITEM_FIELDS,
     OPTIONS,
@@ -173,10 +174,18 @@ class Handle:
         now = self._client.store.moment()
         return visible_state(item, now, gone=(item.owner,) if owner_is_gone(item.owner) else ()).value
 
-    async def cancel(self, reason: str = "") -> None:
-        """Cancel it, whether a router is running or not. Its result then says `cancelled`."""
-        await self._found()
-        await self._client.cancel(self.assignment_id, reason, tenant_id=self.tenant_id)
+    async def cancel(self, reason: str = "", *, tree: bool = False) -> None:
+        """
+        Cancel it, whether a router is running or not. Its result then says `cancelled`.
+
+        With `tree`, so are the jobs that follow it or wait for it, and those that follow these.
+        """
+        found = await self._found()
+        if not tree:
+            await self._client.cancel(self.assignment_id, reason, tenant_id=self.tenant_id)
+            return
+        for item in await open_family(self._client.store.work, found):
+            await self._client.cancel(item.assignment_id, reason, tenant_id=item.tenant_id)
 
     async def retry(self, reason: str = "") -> None:
         """
@@ -410,7 +419,7 @@ class HandleLike(Protocol):
     async def wait(self, timeout: float | timedelta | None = None) -> str: ...
     async def latest(self) -> "HandleLike": ...
     async def status(self) -> str: ...
-    async def cancel(self, reason: str = "") -> None: ...
+    async def cancel(self, reason: str = "", *, tree: bool = False) -> None: ...
     async def retry(self, reason: str = "") -> None: ...
 
 

@@ -97,7 +97,8 @@ class PythonBlock:
             if inspect.isawaitable(answer):
                 answer = await answer
         if (found := follow_ups_in(answer)) is not None:
-            context.follow_ups.extend(one for one in found if all(one is not other for other in context.follow_ups))
+            asked = {id(one) for one in context.follow_ups}  # by the context, and returned as well
+            context.follow_ups.extend(one for one in found if id(one) not in asked)
             return StepResult()
         return self._result(answer)
 

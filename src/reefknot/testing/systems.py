@@ -265,8 +265,8 @@ class _SystemUnderTest:
     async def _wait(self, assignment_id: str, tenant_id: str | None, timeout: Seconds | None) -> str:
         return (await self._ended(assignment_id, tenant_id, timeout)).state.value
 
-    async def _cancel(self, assignment_id: str, tenant_id: str | None, reason: str) -> None:
-        await self._client.job(assignment_id, tenant_id).cancel(reason)
+    async def _cancel(self, assignment_id: str, tenant_id: str | None, reason: str, tree: bool) -> None:
+        await self._client.job(assignment_id, tenant_id).cancel(reason, tree=tree)
         await self._running_simulation.settle()
 
     async def _retry(self, assignment_id: str, tenant_id: str | None, reason: str) -> None:
@@ -298,9 +298,9 @@ class VirtualJob:
         """The state at this moment; `unknown` for an id that no job has. No time passes."""
         return await self._system._call(self._system._status(self.assignment_id, self.tenant_id))
 
-    async def cancel(self, reason: str = "") -> None:
-        """Cancel it. Its result then says `cancelled`."""
-        await self._system._call(self._system._cancel(self.assignment_id, self.tenant_id, reason))
+    async def cancel(self, reason: str = "", *, tree: bool = False) -> None:
+        """Cancel it, with `tree` what follows it or waits for it too. Its result then says `cancelled`."""
+        await self._system._call(self._system._cancel(self.assignment_id, self.tenant_id, reason, tree))
 
     async def retry(self, reason: str = "") -> None:
         """Run it again, as `reefknot job retry` does."""
@@ -421,9 +421,9 @@ class SyncVirtualJob:
         """The state at this moment; `unknown` for an id that no job has. No time passes."""
         return self._system._call(self._system._status(self.assignment_id, self.tenant_id))
 
-    def cancel(self, reason: str = "") -> None:
-        """Cancel it. Its result then says `cancelled`."""
-        self._system._call(self._system._cancel(self.assignment_id, self.tenant_id, reason))
+    def cancel(self, reason: str = "", *, tree: bool = False) -> None:
+        """Cancel it, with `tree` what follows it or waits for it too. Its result then says `cancelled`."""
+        self._system._call(self._system._cancel(self.assignment_id, self.tenant_id, reason, tree))
 
     def retry(self, reason: str = "") -> None:
         """Run it again, as `reefknot job retry` does."""

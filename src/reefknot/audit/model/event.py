@@ -237,12 +237,17 @@ class _OfEveryAssignment(Event, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Submitted(_OfEveryAssignment, frozen=True, tag="submitted", kw_only=True):
-    """An assignment was submitted and kept. `actor` is the user of `host` whose `process` submitted it."""
+    """
+    An assignment was submitted and kept. `actor` is the user of `host` whose `process` submitted it.
+
+    `parent` is the assignment that it follows, whose result was stored in the same transaction.
+    """
 
     event_code: str = "RK-305"
     actor: str
     host: str = ""
     process: int = 0
+    parent: str | None = None
 
 
 class Admission(_OfEveryAssignment, frozen=True, tag="admission", kw_only=True):

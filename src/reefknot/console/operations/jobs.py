@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import quote, unquote
@@ -18,9 +19,12 @@ from reefknot.console.operations.waits import waits_of
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.idempotency.model import header_key
 from reefknot.queue.client import Client
+from reefknot.queue.family import named as named_jobs
+from reefknot.queue.family import open_family
+from reefknot.queue.model.follow_ups import children_ids
 from reefknot.queue.model.message_schema import written_assignment
 from reefknot.queue.model.messages import InvalidMessage, encode
-from reefknot.queue.model.results import answer_of
+from reefknot.queue.model.results import answer_of, assignment_of
 from reefknot.queue.model.transitions import Requeue
 from reefknot.queue.model.work import (
     ROUTER,
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 100
 MOST_FOUND = 50
+MOST_CHILDREN_SHOWN = 20
 """The jobs of one id, one correlation or one trace that are shown."""
 CANCEL_WAIT_S = 5.0
 CANCEL_ALL_WAIT_S = 30.0
@@ -112,10 +117,11 @@ def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
     names = ("correlation_id", "trace_id", "generation", "snoozes", "interruptions", "crashes")
     ingestion = is_ingestion(item)
     answer = answer_of(item) if item.result is None and not ingestion else None
+    payload = encode(assignment_of(item)) if item.extra.gathers else item.payload  # without its children's
     return {
         **{name: redactor.tree(getattr(item, name)) for name in names},
         "source": item.source or None,
-        "ingestion_job" if ingestion else "assignment": _decoded(item.payload or None, redactor),
+        "ingestion_job" if ingestion else "assignment": _decoded(payload or None, redactor),
         "failure": _decoded(item.failure, redactor),
         "result": _decoded(item.result if answer is None else encode(answer), redactor),
         "history": [
@@ -224,17 +230,38 @@ class FoundJob(NamedTuple):
     kept: list[KeptEntry]
     now: Now
     wait: Wait | None = None
+    family: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
     def fields(self, redactor: Redactor) -> dict[str, Any]:
         """Everything about the job but its events."""
-        return {**safe_job_fields(self.item, self.now, redactor, self.wait), **job_details(self.item, redactor)}
+        fields = safe_job_fields(self.item, self.now, redactor, self.wait)
+        return {**fields, **job_details(self.item, redactor), **self.family}
 
 
 async def find_job(operator: Operator, job: str, tenant: str | None = None) -> FoundJob:
     """A job and its events; an unknown one is refused."""
     item, store = await _item(operator, job, tenant), operator.store
     kept, now = await _events(store.audit, item), await now_in(store)
-    return FoundJob(item, kept, now, await _wait(store, item, kept, now))
+    return FoundJob(item, kept, now, await _wait(store, item, kept, now), await family_fields(operator, item, now))
+
+
+async def family_fields(operator: Operator, item: WorkItem, now: Now) -> dict[str, Any]:
+    """The parent of a job, the first of its children and their number by state, and the jobs that it waits for."""
+    store, redactor = operator.store, operator.redactor
+    children = await named_jobs(store.work, children_ids(item))
+    states = Counter(visible_state(one, now.moment, gone=now.gone).value for one in children)
+    after = await named_jobs(store.work, item.extra.after)
+    return {
+        "parent": redactor.values_out_of(assignment_and_tenant(item.extra.parent)[0]) or None,
+        "children": [_relative(one, now, redactor) for one in children[:MOST_CHILDREN_SHOWN]],
+        "children_by_state": dict(states.most_common()),
+        "after": [_relative(one, now, redactor) for one in after[:MOST_CHILDREN_SHOWN]],
+    }
+
+
+def _relative(item: WorkItem, now: Now, redactor: Redactor) -> dict[str, str]:
+    state = visible_state(item, now.moment, gone=now.gone)
+    return {"id": redactor.values_out_of(item.assignment_id), "type": item.kind, "state": state.value}
 
 
 async def _wait(store: Store, item: WorkItem, kept: list[KeptEntry], now: Now) -> Wait | None:
@@ -283,6 +310,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
         "idempotency_key_from": key_from,
         "idempotency_key_sent": sent if sent != key else None,
         **versions_of(item),
+        **await family_fields(operator, item, now),
         "worker": fields["worker"] or found.worker_id,
         "attempts": redactor.tree([msgspec.to_builtins(one) for one in found.attempts]),
         "events": events,
@@ -510,6 +538,23 @@ class CancelQuery(JobChoice, frozen=True, kw_only=True):
     PARTICIPLE: ClassVar[str] = "cancelled"
     ACCEPTED: ClassVar[str] = "pending, running"
 
+    tree: bool = False
+    """Whether all that follows the named jobs, or waits for them, is meant too."""
+
+    def __post_init__(self) -> None:
+        JobChoice.__post_init__(self)
+        if self.tree and not self.ids:
+            raise ParameterUseError("tree", "only together with ids, which name the jobs at the top")
+
+
+async def _with_families(operator: Operator, query: CancelQuery) -> tuple[str, ...]:
+    """The ids of the named jobs, and of all that follows them or waits for them and has not ended."""
+    found = dict[str, None]()
+    for name in query.ids:
+        family = await open_family(operator.store.work, await _item(operator, name, query.tenant))
+        found |= dict.fromkeys(one.assignment_id for one in family)
+    return tuple(found) or query.ids
+
 
 class RetryQuery(JobChoice, frozen=True, kw_only=True):
     """The jobs to retry: named ones, or those that ended without success and match every given field."""
@@ -526,7 +571,13 @@ class RetryQuery(JobChoice, frozen=True, kw_only=True):
 async def cancel_jobs(
     operator: Operator, query: CancelQuery, *, because: str = "", dry_run: bool = False, listener: BulkListener = SILENT
 ) -> dict[str, Any]:
-    """Cancel jobs wherever they are, some at a time. After an interruption, call it again for the rest."""
+    """
+    Cancel jobs wherever they are, some at a time. After an interruption, call it again for the rest.
+
+    With `tree`, the jobs are named, and all that follows them or waits for them is cancelled too.
+    """
+    if query.tree:
+        query = msgspec.structs.replace(query, ids=await _with_families(operator, query), tree=False)
     return await change_jobs(operator, CANCEL, query, because=because.strip(), dry_run=dry_run, listener=listener)
 
 

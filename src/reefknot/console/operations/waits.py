@@ -16,9 +16,19 @@ import msgspec
 
 from reefknot.idempotency.model import KeyState
 from reefknot.ingest.sources import SourceRecords
+from reefknot.queue.family import awaited_by
 from reefknot.queue.model.results import waits_for
 from reefknot.queue.model.source_health import SourceCondition
-from reefknot.queue.model.wait_reasons import FleetFacts, JobFacts, KeyFacts, SourceFacts, Wait, WaitCode, why_waits
+from reefknot.queue.model.wait_reasons import (
+    AwaitedFacts,
+    FleetFacts,
+    JobFacts,
+    KeyFacts,
+    SourceFacts,
+    Wait,
+    WaitCode,
+    why_waits,
+)
 from reefknot.queue.model.work import (
     ROUTER,
     SCHEDULED,
@@ -154,7 +164,19 @@ async def _facts(store: Store, item: WorkItem, look: Look, most: int | None) -> 
         destination=_destination(item, look),
         waits_for=waits_for(item),
         is_quarantined=is_quarantined,
+        awaited=await _awaited(store, item),
     )
+
+
+async def _awaited(store: Store, item: WorkItem) -> AwaitedFacts | None:
+    """The other jobs that a job waits for which no worker has."""
+    if not item.extra.waits or item.resource_class != ROUTER or item.state is WorkState.QUARANTINED:
+        return None
+    found = await awaited_by(store.work, item)
+    if found.first is None:
+        return AwaitedFacts(found.number, found.left)
+    first, is_aside = found.first, found.first.state is WorkState.QUARANTINED
+    return AwaitedFacts(found.number, found.left, first.assignment_id, first.tenant_id or "", is_aside)
 
 
 def _failure(item: WorkItem) -> dict[str, Any]:

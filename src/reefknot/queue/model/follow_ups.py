@@ -145,12 +145,12 @@ def child_id(parent: str, number: int) -> str:
 
 def children_ids(item: WorkItem) -> list[str]:
     """The records of all children that an item has stored."""
-    return [child_id(item.id, number) for number in range(1, item.extra.children + 1)]
+    return [child_id(item.family_id, number) for number in range(1, item.extra.children + 1)]
 
 
 def awaited(item: WorkItem) -> list[str]:
     """The records that an item waits for, or has waited for, in the order of their results."""
-    return [*(child_id(item.id, number) for number in range(1, item.extra.gathers + 1)), *item.extra.after]
+    return [*(child_id(item.family_id, number) for number in range(1, item.extra.gathers + 1)), *item.extra.after]
 
 
 # ---- from a step's answer to items -----------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def items_of(origin: Origin, given: Sequence[FollowUp | Gather]) -> tuple[WorkIt
         if len(given) > MOST_STORED:
             raise ParameterError("follow-ups", len(given), f"at most {MOST_STORED} gathers of one job, {parent.id}")
     first = parent.extra.children + 1
-    return tuple(_item(origin, child_id(parent.id, first + at), one) for at, one in enumerate(given))
+    return tuple(_item(origin, child_id(parent.family_id, first + at), one) for at, one in enumerate(given))
 
 
 def _item(origin: Origin, record: str, one: FollowUp | Gather) -> WorkItem:
@@ -188,7 +188,7 @@ def _item(origin: Origin, record: str, one: FollowUp | Gather) -> WorkItem:
     parent = origin.parent
     assignment = _named(origin, record, job.assignment)
     due_at = job.due_at(origin.wall)
-    body, extra = encode(assignment), Extra(parent=parent.id, depth=parent.extra.depth + 1)
+    body, extra = encode(assignment), Extra(parent=parent.family_id, depth=parent.extra.depth + 1)
     if isinstance(one, Gather):
         body = _with_children(body, one.children)
         failures = one.return_failures
@@ -236,8 +236,10 @@ def unpacked_children(item: WorkItem) -> list[FollowUp]:
 def child_items(origin: Origin, children: Sequence[FollowUp], most: int) -> tuple[WorkItem, ...]:
     """The items of the next children of a gather, up to `most`, that are not stored yet."""
     item = origin.parent
-    first, extra = item.extra.children, Extra(parent=item.id, depth=item.extra.depth)
-    made = [_item(origin, child_id(item.id, first + at + 1), one) for at, one in enumerate(children[first:][:most])]
+    first, extra = item.extra.children, Extra(parent=item.family_id, depth=item.extra.depth)
+    made = [
+        _item(origin, child_id(item.family_id, first + at + 1), one) for at, one in enumerate(children[first:][:most])
+    ]
     return tuple(structs.replace(one, extra=extra) for one in made)
 
 
@@ -269,7 +271,7 @@ def admitted(
     for item in items:
         there = known.get(item.id)
         if there is not None:
-            if there.extra.parent != parent.id or there.created_at < parent.created_at:
+            if there.extra.parent != parent.family_id or there.created_at < parent.created_at:
                 return RefusedFollowUp(item)
             continue
         one = accepted(item, now)

@@ -113,8 +113,10 @@ def replaced(item: WorkItem, payload: bytes, now: Moment, *, who: str, why: str 
     """
     name = item.assignment_id
     link = HistoryEntry(now.wall, "replaces", f"{name}: {why}" if why else name, who)
+    extra = structs.replace(item.extra, root=item.family_id) if item.extra.gathers else item.extra
     again = structs.replace(
         item,
+        extra=extra,
         id=next_record(item.id),
         resource_class=item.resource_class if is_ingestion(item) else ROUTER,
         due_at=now.wall,

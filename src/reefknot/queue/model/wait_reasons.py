@@ -37,6 +37,7 @@ class WaitCode(StrEnum):
     POOL_FULL = "pool_full"
     TENANT_TURN = "tenant_turn"
     SCHEDULED = "scheduled"
+    OTHER_WORK = "other_work"
     RETRY = "retry"
     RATE_LIMITED = "rate_limited"
     THROTTLED = "throttled"
@@ -162,6 +163,18 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     waits_for: WaitsFor | None = None
     """The destination that is down and that it waits for."""
     is_quarantined: bool = False
+    awaited: "AwaitedFacts | None" = None
+    """The other jobs that it waits for."""
+
+
+class AwaitedFacts(Struct, frozen=True):
+    """The jobs that a job waits for: the number of all, the number left, and the first of these."""
+
+    number: int
+    left: int
+    name: str = ""
+    tenant: str = ""
+    is_quarantined: bool = False
 
 
 # ---- the answer ------------------------------------------------------------------------------------------------------
@@ -195,6 +208,8 @@ def _put_off(job: JobFacts, fleet: FleetFacts) -> Wait | None:
         text = f"the idempotency key {job.key.key} is held by {job.key.owner}{until}"
         remedy = f"it goes on once the key is free; `reefknot idempotency show {quote(job.key.key)}` tells its state"
         return Wait(WaitCode.KEY_HELD, text, remedy)
+    if job.awaited is not None and job.awaited.left:
+        return _other_work(job.awaited)
     if job.due_in <= 0:
         return None
     again = f"in {span(job.due_in)}"
@@ -215,6 +230,22 @@ def _put_off(job: JobFacts, fleet: FleetFacts) -> Wait | None:
         text = f"it was put off ({job.reason})" if job.reason else "it was put off"
         return Wait(WaitCode.PUT_OFF, f"{text} and is due {again}", "nothing to do; it continues by itself")
     return _retry(job, fleet, again)
+
+
+def _other_work(awaited: AwaitedFacts) -> Wait:
+    name, of = quote(awaited.name), f" of {awaited.number}" if awaited.number > 1 else ""
+    text = f"it waits for {awaited.left}{of} jobs" if awaited.number > 1 else "it waits for another job"
+    if not awaited.name:
+        return Wait(WaitCode.OTHER_WORK, text, "nothing to do; they begin as there is room")
+    tenant = f" --tenant {quote(awaited.tenant)}" if awaited.tenant else ""
+    if awaited.is_quarantined:
+        remedy = (
+            f"fix the cause, then `reefknot quarantine requeue {name}{tenant}`; or give that one up with "
+            f"`reefknot quarantine discard {name}{tenant}`"
+        )
+        return Wait(WaitCode.OTHER_WORK, f"{text}: {awaited.name}, which is in quarantine", remedy)
+    remedy = f"nothing to do; it goes on when they end: `reefknot job show {name}{tenant}`"
+    return Wait(WaitCode.OTHER_WORK, f"{text}, the first of them {awaited.name}", remedy)
 
 
 def _retry(job: JobFacts, fleet: FleetFacts, again: str) -> Wait:

@@ -133,6 +133,8 @@ class Extra(Struct, frozen=True, gc=False, omit_defaults=True):
     """How many of the first that it waits for have succeeded."""
     return_failures: bool = False
     """Whether it runs although some of them have failed."""
+    root: str = ""
+    """The record that its children's ids are derived from, if that is an earlier version of it."""
 
     @property
     def waits(self) -> int:
@@ -179,6 +181,11 @@ class WorkItem(Struct, frozen=True, gc=False, array_like=True):
     """The resource class whose slots run it, independent of its holder: `io` for `router` and for `io@worker-1`."""
     payload: bytes = b""
     extra: Extra = NO_EXTRA
+
+    @property
+    def family_id(self) -> str:
+        """The record that the ids of its children are derived from."""
+        return self.extra.root or self.id
 
     @property
     def assignment_id(self) -> str:

@@ -344,7 +344,8 @@ class StepRunner:
         try:
             return StepOutcome(step, follow_ups=items_of(origin, context.follow_ups))
         except ParameterError as error:
-            return StepOutcome(StepResult(StepStatus.ERROR, ErrorCode.invalid_input, error_message=str(error)))
+            wrong = StepResult(StepStatus.ERROR, ErrorCode.invalid_input, error_message=str(error))
+            return StepOutcome(wrong, verdict=False)
 
     def _class_of(self, assignment: ExecAssignment) -> str:
         """The resource class of a follow-up, as far as this worker knows it; its router knows better."""

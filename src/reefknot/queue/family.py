@@ -1,0 +1,87 @@
+"""
+Families of jobs: what follows a job or waits for it, and what a job waits for itself.
+
+Children have ids that follow from their parent's, so they are read by their ids. What waits for a job by `after` is
+found among the work that waits.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from reefknot.queue.model.follow_ups import awaited, children_ids
+from reefknot.queue.model.transitions import is_replaced, next_record
+from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, is_over
+from reefknot.queue.port.work_queue import WorkFilter, WorkQueue
+
+PAGE = 500
+MOST_OF_FAMILY = 100_000
+"""Jobs of one family that are looked at."""
+MOST_AWAITED = 10_000
+
+
+async def named(work: WorkQueue, records: Sequence[str]) -> list[WorkItem]:
+    """The items of these records that there are, in their order, each in its latest version, without payloads."""
+    found: dict[str, WorkItem] = {}
+    for at in range(0, len(records), PAGE):
+        found |= {one.id: one for one in await work.named(records[at : at + PAGE])}
+    for record in records:
+        item = found.get(record)
+        while item is not None and is_replaced(item):
+            later = await work.named([next_record(item.id)])
+            found[record] = item = later[0] if later else item
+            if not later:
+                break
+    return [found[one] for one in records if one in found]
+
+
+async def family_of(work: WorkQueue, root: WorkItem) -> list[WorkItem]:
+    """The job and all that follows it or waits for it, those nearest to it first."""
+    found, new = {root.id: root}, [root]
+    waiting = await _after(work)
+    while new and len(found) < MOST_OF_FAMILY:
+        children = await named(work, [record for one in new for record in children_ids(one)])
+        ids = {one.id for one in new} | {one.family_id for one in new}
+        later = [one for one in waiting if not ids.isdisjoint(one.extra.after)]
+        new = [one for one in _distinct([*children, *later]) if one.id not in found]
+        found |= {one.id: one for one in new}
+    return list(found.values())
+
+
+async def open_family(work: WorkQueue, root: WorkItem) -> list[WorkItem]:
+    """Those of the family that have not ended."""
+    states = (WorkState.PENDING, WorkState.RUNNING)
+    return [one for one in await family_of(work, root) if one.state in states]
+
+
+def _distinct(items: Iterable[WorkItem]) -> list[WorkItem]:
+    return list({one.id: one for one in items}.values())
+
+
+async def _after(work: WorkQueue) -> list[WorkItem]:
+    """All jobs that wait for others by `after`."""
+    found, after = list[WorkItem](), ""
+    while True:
+        page = await work.search(WorkFilter(classes=(ROUTER,)), after=after, limit=PAGE)
+        found += [one for one in page.items if one.extra.after]
+        if not (after := page.after):
+            return found
+
+
+class Awaited(Struct, frozen=True):
+    """What a job waits for: the number of all, of those that are not over, and those of these that come first."""
+
+    number: int
+    left: int
+    first: WorkItem | None = None
+    """The first one that is in quarantine, else the first one that is not over."""
+
+
+async def awaited_by(work: WorkQueue, item: WorkItem) -> Awaited:
+    """What a waiting job waits for at this moment."""
+    stored = item.extra.gathers - min(item.extra.children, item.extra.gathers)
+    records = awaited(item)[item.extra.over : MOST_AWAITED]
+    found = await named(work, records)
+    waits = [one for one in found if not is_over(one) or one.state is WorkState.QUARANTINED]
+    aside = [one for one in waits if one.state is WorkState.QUARANTINED]
+    return Awaited(item.extra.waits, stored + len(waits), next(iter(aside or waits), None))
