@@ -199,7 +199,7 @@ def one(past: Path, folder: Path, plan: Plan) -> Life:
     def open_file(opener: Any, inline: bool, clock: AheadClock) -> Any:
         return SqliteStore(folder / "state.db", clock, opener=opener, inline=inline).start()
 
-    if plan["scenario"] not in ("new",) and not on_nats(plan):
+    if plan["scenario"] != "new" and not on_nats(plan):
         if plan["scenario"] == "interrupted":
             shutil.copy(past / "state.db-wal", folder)
         shutil.copy(past / ("state.db" if plan["scenario"] == "interrupted" else "closed.db"), folder / "state.db")

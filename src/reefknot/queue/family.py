@@ -49,9 +49,12 @@ async def family_of(work: WorkQueue, root: WorkItem) -> list[WorkItem]:
 
 
 async def open_family(work: WorkQueue, root: WorkItem) -> list[WorkItem]:
-    """Those of the family that have not ended."""
+    """Those of the family that have not ended, in the order in which to cancel them: what waits before what it waits
+    for, which otherwise would fail because of it."""
     states = (WorkState.PENDING, WorkState.RUNNING)
-    return [one for one in await family_of(work, root) if one.state in states]
+    left = [one for one in await family_of(work, root) if one.state in states]
+    waiting = [one for one in reversed(left) if one.extra.waits]
+    return [*waiting, *(one for one in left if not one.extra.waits)]
 
 
 def _distinct(items: Iterable[WorkItem]) -> list[WorkItem]:

@@ -32,7 +32,7 @@ from reefknot.queue.router.completion import Completion
 from reefknot.queue.router.dispatch import SHARED, Dispatcher
 from reefknot.queue.router.health import HealthTable
 from reefknot.queue.router.inbox import Inbox
-from reefknot.queue.router.pending import Pending, PendingTable, RouterContext
+from reefknot.queue.router.pending import ClaimedSubmission, Pending, PendingTable, RouterContext
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.router.submissions import LocalCallers, Submissions
 from reefknot.queue.router.waiting import WaitingWork
@@ -425,11 +425,20 @@ class Router:
                 self.table.add(one, self.submissions.class_of(one.assignment), now)
         for one in claimed:
             if one.waits is not None:
-                await self._background.start("waiting work was not looked at", self._waiting_work.look, one)
+                self._waiting_work.held[one.held.id] = one.held
+                await self._background.start("waiting work was not looked at", self._look_at, one)
         if self._early_cancels:
-            await self._cancel_early_ones([one.assignment.record_id for one in claimed])
+            await self._cancel_early_ones([one.held.id for one in claimed if one.waits is None])
         if claimed:
             self._wake.set()
+
+    async def _look_at(self, waiting: ClaimedSubmission) -> None:
+        """Look at work that waits for other work, unless it was cancelled before that or meanwhile."""
+        name = waiting.held.id
+        if name not in self._early_cancels:
+            await self._waiting_work.look(waiting)
+        await self._cancel_early_ones([name] if name in self._early_cancels else [])
+        self._waiting_work.held.pop(name, None)
 
     async def _recall_from_gone(self) -> None:
         """Bring work back that is queued for workers which are gone: then it is routed, expired or cancelled here."""

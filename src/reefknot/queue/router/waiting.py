@@ -123,7 +123,6 @@ class WaitingWork:
         """Look at waiting work that this router has claimed, and route it, end it, or let it wait again."""
         item = claimed.waits
         assert item is not None
-        self.held[item.id] = claimed.held
         try:
             if not await self._look(claimed, item):
                 self._context.table.add(structs.replace(claimed, waits=None), self._class_of(claimed), self._now())
