@@ -42,7 +42,7 @@ BUDGETS: Mapping[str, tuple[int, int]] = {
     "idempotency": (2_400, 12),
     "ingest": (10_550, 34),
     "policy": (4_850, 18),
-    "queue": (13_800, 47),
+    "queue": (14_850, 51),
     "retrying": (3_650, 13),
     "runtime": (2_650, 18),
     "steps": (3_800, 17),
@@ -67,6 +67,7 @@ _FIRST_WORDS = re.compile(r"\s*([a-z]+)(?:['’][a-z]+)?(?:\s+([a-z]+))?(?![\w-]
 # Key → reason. Keys: "rule path"; "rule path:name" for a function, class or docstring; "import-cycles importer ->
 # imported" for one import that may lie on a cycle, because only a type needs it.
 EXEMPT: Mapping[str, str] = {
+    "module-ceiling src/reefknot/queue/model/work.py": "the record of work and the one table of its moves: see 0068",
     "module-floor src/reefknot/audit/log_sink.py": "an engine is a module of its own, and this one is small",
 }
 

@@ -22,7 +22,7 @@ from reefknot.audit.assignments import submitted_event
 from reefknot.audit.journal import Journal
 from reefknot.audit.port import AuditQuery
 from reefknot.core.failure import ErrorCode
-from reefknot.queue.execution.settling import awaited_results
+from reefknot.queue.execution.settling import AwaitedResults
 from reefknot.queue.model.follow_ups import FollowUp, Gather, Origin, gather, items_of, then
 from reefknot.queue.model.messages import ExecAssignment, Job, ResultStatus, encode
 from reefknot.queue.model.results import unrun_result
@@ -118,14 +118,8 @@ class Both:
     async def _run(self, record: str, fence: int) -> None:
         item = await self._store.work.get(record)
         assert item is not None
-        seen = sum([len(page) async for page in awaited_results(self._store.work, item)]) if item.extra.waits else 0
-        good = sum(
-            [
-                one.status is ResultStatus.SUCCESS
-                async for page in awaited_results(self._store.work, item)
-                for one in page
-            ]
-        )
+        results = [one async for page in AwaitedResults(self._store.work, item) for one in page]
+        seen, good = len(results), sum(one.status is ResultStatus.SUCCESS for one in results)
         self._hook.around(Call("effect", RAN), partial(self._note, item, seen, good))
         given = follow_ups(self._plan["mode"], item.kind)
         items = items_of(Origin(item, self._clock.wall()), given) if given else ()

@@ -5,6 +5,7 @@ Children have ids that follow from their parent's, so they are read by their ids
 found among the work that waits.
 """
 
+import asyncio
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
@@ -13,6 +14,7 @@ from reefknot.queue.model.follow_ups import awaited, children_ids
 from reefknot.queue.model.transitions import is_replaced, next_record
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, is_over
 from reefknot.queue.port.work_queue import WorkFilter, WorkQueue
+from reefknot.runtime.timeouts import STORE_S
 
 PAGE = 500
 MOST_OF_FAMILY = 100_000
@@ -20,19 +22,17 @@ MOST_OF_FAMILY = 100_000
 MOST_AWAITED = 10_000
 
 
-async def named(work: WorkQueue, records: Sequence[str]) -> list[WorkItem]:
-    """The items of these records that there are, in their order, each in its latest version, without payloads."""
+async def named(work: WorkQueue, records: Sequence[str]) -> dict[str, WorkItem]:
+    """The items of these records, as far as there are any, without payloads: each in its latest version."""
     found: dict[str, WorkItem] = {}
     for at in range(0, len(records), PAGE):
-        found |= {one.id: one for one in await work.named(records[at : at + PAGE])}
-    for record in records:
-        item = found.get(record)
-        while item is not None and is_replaced(item):
-            later = await work.named([next_record(item.id)])
-            found[record] = item = later[0] if later else item
-            if not later:
-                break
-    return [found[one] for one in records if one in found]
+        async with asyncio.timeout(STORE_S):
+            known = {one.id: one for one in await work.named(records[at : at + PAGE])}
+        found |= {record: known[record] for record in records[at : at + PAGE] if record in known}
+    for record, item in list(found.items()):
+        while is_replaced(item) and (later := await work.named([next_record(item.id)])):
+            found[record] = item = later[0]
+    return found
 
 
 async def family_of(work: WorkQueue, root: WorkItem) -> list[WorkItem]:
@@ -40,7 +40,7 @@ async def family_of(work: WorkQueue, root: WorkItem) -> list[WorkItem]:
     found, new = {root.id: root}, [root]
     waiting = await _after(work)
     while new and len(found) < MOST_OF_FAMILY:
-        children = await named(work, [record for one in new for record in children_ids(one)])
+        children = (await named(work, [record for one in new for record in children_ids(one)])).values()
         ids = {one.id for one in new} | {one.family_id for one in new}
         later = [one for one in waiting if not ids.isdisjoint(one.extra.after)]
         new = [one for one in _distinct([*children, *later]) if one.id not in found]
@@ -49,8 +49,11 @@ async def family_of(work: WorkQueue, root: WorkItem) -> list[WorkItem]:
 
 
 async def open_family(work: WorkQueue, root: WorkItem) -> list[WorkItem]:
-    """Those of the family that have not ended, in the order in which to cancel them: what waits before what it waits
-    for, which otherwise would fail because of it."""
+    """
+    Jobs of the family that have not ended, in the order in which to cancel them.
+
+    What waits comes before what it waits for, because of which it would fail otherwise.
+    """
     states = (WorkState.PENDING, WorkState.RUNNING)
     left = [one for one in await family_of(work, root) if one.state in states]
     waiting = [one for one in reversed(left) if one.extra.waits]
@@ -72,7 +75,7 @@ async def _after(work: WorkQueue) -> list[WorkItem]:
 
 
 class Awaited(Struct, frozen=True):
-    """What a job waits for: the number of all, of those that are not over, and those of these that come first."""
+    """Jobs that a job waits for: the number of all, and of those that are not over."""
 
     number: int
     left: int
@@ -81,10 +84,10 @@ class Awaited(Struct, frozen=True):
 
 
 async def awaited_by(work: WorkQueue, item: WorkItem) -> Awaited:
-    """What a waiting job waits for at this moment."""
+    """The jobs that a waiting job waits for at this moment."""
     stored = item.extra.gathers - min(item.extra.children, item.extra.gathers)
     records = awaited(item)[item.extra.over : MOST_AWAITED]
     found = await named(work, records)
-    waits = [one for one in found if not is_over(one) or one.state is WorkState.QUARANTINED]
+    waits = [one for one in found.values() if not is_over(one) or one.state is WorkState.QUARANTINED]
     aside = [one for one in waits if one.state is WorkState.QUARANTINED]
     return Awaited(item.extra.waits, stored + len(waits), next(iter(aside or waits), None))

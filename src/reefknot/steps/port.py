@@ -22,8 +22,15 @@ StepRule = Callable[[Exception, Failure], Any]
 """Whether an exception of a step is retried: True, False, or the seconds to wait at least; or an awaitable of these."""
 
 
-LoadResults = Callable[[], AsyncIterator[list[ExecResult]]]
 T = TypeVar("T")
+
+
+class AwaitedPages(Protocol):
+    """Pages of results, which are read on this event loop."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def __aiter__(self) -> AsyncIterator[list[ExecResult]]: ...
 
 
 class Children:
@@ -34,9 +41,8 @@ class Children:
     plain function it is `for result in context.children()`.
     """
 
-    def __init__(self, load: LoadResults | None, loop: asyncio.AbstractEventLoop | None) -> None:
-        self._load = load
-        self._loop = loop
+    def __init__(self, awaited: AwaitedPages | None) -> None:
+        self._awaited = awaited
 
     def __await__(self) -> Generator[Any, None, list[ExecResult]]:
         return self._all().__await__()
@@ -45,13 +51,13 @@ class Children:
         return [one async for one in self]
 
     async def __aiter__(self) -> AsyncIterator[ExecResult]:
-        if self._load is not None:
-            async for page in self._load():
+        if self._awaited is not None:
+            async for page in self._awaited:
                 for one in page:
                     yield one
 
     def __iter__(self) -> Iterator[ExecResult]:
-        return iter(_from_thread(self._all(), self._loop))
+        return iter(_from_thread(self._all(), None if self._awaited is None else self._awaited.loop))
 
 
 def _from_thread(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None) -> T:
@@ -81,10 +87,8 @@ class BlockContext(Struct, frozen=True):
     """The span of this attempt, or that of the caller while tracing is off: for services that the step calls."""
     follow_ups: list[FollowUp | Gather] = field(default_factory=list)
     """The work that is submitted when the step has succeeded, in the transaction that stores its result."""
-    load_children: LoadResults | None = None
-    """Reads the results of the work that this has waited for, page by page; None outside of a worker."""
-    loop: asyncio.AbstractEventLoop | None = None
-    """The event loop of the worker."""
+    awaited: AwaitedPages | None = None
+    """The results of the work that this has waited for; None outside of a worker."""
 
     def then(self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[ThenOptions]) -> FollowUp:
         """Let a job follow this step: see `rk.then`."""
@@ -98,7 +102,7 @@ class BlockContext(Struct, frozen=True):
 
     def children(self) -> Children:
         """The results of the work that this step has waited for: of a gather's children, or of the jobs in `after`."""
-        return Children(self.load_children, self.loop)
+        return Children(self.awaited)
 
 
 class Block(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import quote, unquote
@@ -15,13 +14,11 @@ from reefknot.console.operations.bulk import SILENT, BulkListener, BulkVerb, abs
 from reefknot.console.operations.job_filters import JobChoice, JobFilter, Now, now_in, state_in_words
 from reefknot.console.operations.operator import in_slices, polled
 from reefknot.console.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_text
-from reefknot.console.operations.waits import waits_of
+from reefknot.console.operations.waits import family_fields, waits_of
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.idempotency.model import header_key
 from reefknot.queue.client import Client
-from reefknot.queue.family import named as named_jobs
 from reefknot.queue.family import open_family
-from reefknot.queue.model.follow_ups import children_ids
 from reefknot.queue.model.message_schema import written_assignment
 from reefknot.queue.model.messages import InvalidMessage, encode
 from reefknot.queue.model.results import answer_of, assignment_of
@@ -53,7 +50,6 @@ if TYPE_CHECKING:
 
 MOST_EVENTS = 100
 MOST_FOUND = 50
-MOST_CHILDREN_SHOWN = 20
 """The jobs of one id, one correlation or one trace that are shown."""
 CANCEL_WAIT_S = 5.0
 CANCEL_ALL_WAIT_S = 30.0
@@ -242,26 +238,9 @@ async def find_job(operator: Operator, job: str, tenant: str | None = None) -> F
     """A job and its events; an unknown one is refused."""
     item, store = await _item(operator, job, tenant), operator.store
     kept, now = await _events(store.audit, item), await now_in(store)
-    return FoundJob(item, kept, now, await _wait(store, item, kept, now), await family_fields(operator, item, now))
-
-
-async def family_fields(operator: Operator, item: WorkItem, now: Now) -> dict[str, Any]:
-    """The parent of a job, the first of its children and their number by state, and the jobs that it waits for."""
-    store, redactor = operator.store, operator.redactor
-    children = await named_jobs(store.work, children_ids(item))
-    states = Counter(visible_state(one, now.moment, gone=now.gone).value for one in children)
-    after = await named_jobs(store.work, item.extra.after)
-    return {
-        "parent": redactor.values_out_of(assignment_and_tenant(item.extra.parent)[0]) or None,
-        "children": [_relative(one, now, redactor) for one in children[:MOST_CHILDREN_SHOWN]],
-        "children_by_state": dict(states.most_common()),
-        "after": [_relative(one, now, redactor) for one in after[:MOST_CHILDREN_SHOWN]],
-    }
-
-
-def _relative(item: WorkItem, now: Now, redactor: Redactor) -> dict[str, str]:
-    state = visible_state(item, now.moment, gone=now.gone)
-    return {"id": redactor.values_out_of(item.assignment_id), "type": item.kind, "state": state.value}
+    return FoundJob(
+        item, kept, now, await _wait(store, item, kept, now), await family_fields(store, item, now, operator.redactor)
+    )
 
 
 async def _wait(store: Store, item: WorkItem, kept: list[KeptEntry], now: Now) -> Wait | None:
@@ -310,7 +289,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
         "idempotency_key_from": key_from,
         "idempotency_key_sent": sent if sent != key else None,
         **versions_of(item),
-        **await family_fields(operator, item, now),
+        **await family_fields(store, item, now, operator.redactor),
         "worker": fields["worker"] or found.worker_id,
         "attempts": redactor.tree([msgspec.to_builtins(one) for one in found.attempts]),
         "events": events,

@@ -9,6 +9,7 @@ nothing is read for a list of jobs that do not wait.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,8 @@ import msgspec
 
 from reefknot.idempotency.model import KeyState
 from reefknot.ingest.sources import SourceRecords
-from reefknot.queue.family import awaited_by
+from reefknot.queue.family import awaited_by, named
+from reefknot.queue.model.follow_ups import children_ids
 from reefknot.queue.model.results import waits_for
 from reefknot.queue.model.source_health import SourceCondition
 from reefknot.queue.model.wait_reasons import (
@@ -34,6 +36,7 @@ from reefknot.queue.model.work import (
     SCHEDULED,
     WorkItem,
     WorkState,
+    assignment_and_tenant,
     is_ingestion,
     is_suspect,
     visible_state,
@@ -43,13 +46,34 @@ from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.presence import fleet_of, known_pool, living_systems, serving, silent_systems
 
 if TYPE_CHECKING:
+    from reefknot.console.operations.job_filters import Now
+    from reefknot.core.redaction import Redactor
     from reefknot.core.time import Moment
     from reefknot.queue.presence import Status
     from reefknot.stores.port import Store
 
+MOST_CHILDREN_SHOWN = 20
 MOST_AHEAD = 1000
 """Jobs of one queue that are looked at to count those ahead of another."""
 _HELD_KEY = re.compile(r"key (['\"])(?P<key>.*)\1 is in progress at (?P<owner>.*)", re.DOTALL)
+
+
+async def family_fields(store: Store, item: WorkItem, now: Now, redactor: Redactor) -> dict[str, Any]:
+    """The parent of a job, the first of its children and their number by state, and the jobs that it waits for."""
+    children = list((await named(store.work, children_ids(item))).values())
+    states = Counter(visible_state(one, now.moment, gone=now.gone).value for one in children)
+    after = list((await named(store.work, item.extra.after)).values())
+    return {
+        "parent": redactor.values_out_of(assignment_and_tenant(item.extra.parent)[0]) or None,
+        "children": [_relative(one, now, redactor) for one in children[:MOST_CHILDREN_SHOWN]],
+        "children_by_state": dict(states.most_common()),
+        "after": [_relative(one, now, redactor) for one in after[:MOST_CHILDREN_SHOWN]],
+    }
+
+
+def _relative(item: WorkItem, now: Now, redactor: Redactor) -> dict[str, str]:
+    state = visible_state(item, now.moment, gone=now.gone)
+    return {"id": redactor.values_out_of(item.assignment_id), "type": item.kind, "state": state.value}
 
 
 class Look(NamedTuple):

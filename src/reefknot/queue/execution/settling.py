@@ -19,6 +19,7 @@ from reefknot.audit.assignments import vanished_events
 from reefknot.audit.journal import Journal
 from reefknot.audit.port import AuditEntry
 from reefknot.core.clock import Clock
+from reefknot.queue.family import named
 from reefknot.queue.model.follow_ups import awaited
 from reefknot.queue.model.messages import ExecResult
 from reefknot.queue.model.results import result_or_gone
@@ -34,13 +35,23 @@ _PAGE = 50
 C = TypeVar("C")
 
 
-async def awaited_results(work: WorkQueue, item: WorkItem) -> AsyncIterator[list[ExecResult]]:
+class AwaitedResults:
     """The results of all work that an item has waited for, in order, in pages."""
-    ids = awaited(item)
-    for at in range(0, len(ids), _PAGE):
-        async with asyncio.timeout(STORE_S):
-            found = await asyncio.gather(*map(work.get, ids[at : at + _PAGE]))
-        yield [result_or_gone(one, name) for one, name in zip(found, ids[at : at + _PAGE], strict=True)]
+
+    def __init__(self, work: WorkQueue, item: WorkItem) -> None:
+        self._work = work
+        self._item = item
+        self.loop = asyncio.get_running_loop()
+
+    async def __aiter__(self) -> AsyncIterator[list[ExecResult]]:
+        records = awaited(self._item)
+        known = await named(self._work, records)
+        for at in range(0, len(records), _PAGE):
+            page = records[at : at + _PAGE]
+            ids = [known[one].id if one in known else one for one in page]
+            async with asyncio.timeout(STORE_S):
+                found = await asyncio.gather(*map(self._work.get, ids))
+            yield [result_or_gone(*one) for one in zip(found, ids, strict=True)]
 
 
 class Claims:

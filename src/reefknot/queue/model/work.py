@@ -116,7 +116,7 @@ class HistoryEntry(Struct, frozen=True, gc=False, array_like=True):
 
 
 class Extra(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What only some work has. It is stored as a JSON object, empty for most."""
+    """Fields that only some work has. The record is stored as a JSON object, empty for most."""
 
     # Follow-ups: see `reefknot.queue.model.follow_ups`.
     parent: str = ""

@@ -402,7 +402,7 @@ class WorkQueue(Protocol):
         """The item with its payload, if there is one."""
 
     async def named(self, ids: Sequence[str]) -> list[WorkItem]:
-        """Those of these items that there are, without payloads, in no order."""
+        """Items of these ids, as far as there are any, without payloads, in no order."""
 
     async def search(
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False

@@ -20,6 +20,7 @@ from reefknot.audit.journal import Journal, about_assignment
 from reefknot.audit.model.event import Event, OperatorAction, Requeued, Routing
 from reefknot.core.clock import Clock
 from reefknot.queue.execution.events import expired_event
+from reefknot.queue.model.admission import OverloadStatus
 from reefknot.queue.model.messages import ExecAssignment
 from reefknot.queue.model.work import WorkItem
 from reefknot.queue.port.transport import Transport
@@ -335,6 +336,22 @@ class PendingTable:
 
 
 # ---- the context -----------------------------------------------------------------------------------------------------
+
+
+class RouterSnapshot(Struct, frozen=True):
+    """The router at one moment."""
+
+    router_id: str
+    waiting: int
+    pending: int
+    status: OverloadStatus
+    workers: dict[str, dict[str, Any]]
+    """By class and id, at most `MOST_SHOWN` in all."""
+    workers_left_out: int = 0
+    unanswered: dict[str, tuple[str, float]] = {}
+    """Assignments that were sent a while ago and not acknowledged: the worker of each, and the seconds since."""
+    is_shared: bool = False
+    """Whether it also sends to workers that do not tell of themselves."""
 
 
 class RouterContext(Struct, frozen=True):

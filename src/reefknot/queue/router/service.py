@@ -13,7 +13,6 @@ from math import inf
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from reefknot.audit.assignments import ended_event
 from reefknot.audit.journal import Journal
@@ -21,7 +20,7 @@ from reefknot.clock import SteadyClock
 from reefknot.core.clock import Clock
 from reefknot.core.redaction import Redactor
 from reefknot.queue.execution.tracing import submitting
-from reefknot.queue.model.admission import OverloadStatus, level
+from reefknot.queue.model.admission import level
 from reefknot.queue.model.arguments import validated
 from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, Cancel, ExecAssignment, ExecResult, encode
 from reefknot.queue.model.results import answer_of, assignment_of, cancel_reason
@@ -32,7 +31,7 @@ from reefknot.queue.router.completion import Completion
 from reefknot.queue.router.dispatch import SHARED, Dispatcher
 from reefknot.queue.router.health import HealthTable
 from reefknot.queue.router.inbox import Inbox
-from reefknot.queue.router.pending import ClaimedSubmission, Pending, PendingTable, RouterContext
+from reefknot.queue.router.pending import ClaimedSubmission, Pending, PendingTable, RouterContext, RouterSnapshot
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.router.submissions import LocalCallers, Submissions
 from reefknot.queue.router.waiting import WaitingWork
@@ -64,22 +63,6 @@ MOST_UNANSWERED = 100
 """Assignments that a snapshot names as not acknowledged, and the seconds from which on one counts."""
 
 _cancels = msgspec.json.Decoder(Cancel)
-
-
-class RouterSnapshot(Struct, frozen=True):
-    """The router at one moment."""
-
-    router_id: str
-    waiting: int
-    pending: int
-    status: OverloadStatus
-    workers: dict[str, dict[str, Any]]
-    """By class and id, at most `MOST_SHOWN` in all."""
-    workers_left_out: int = 0
-    unanswered: dict[str, tuple[str, float]] = {}
-    """Assignments that were sent a while ago and not acknowledged: the worker of each, and the seconds since."""
-    is_shared: bool = False
-    """Whether it also sends to workers that do not tell of themselves."""
 
 
 class Router:
@@ -135,12 +118,11 @@ class Router:
         """Whether it led as of the last change; None before its start."""
         self.health = HealthTable(own_workers)
         self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._left)
-        self._completion = Completion(context, resolve=self._resolve, freed=self._after_ends)
-        self._waiting_work = WaitingWork(context, self.submissions, self._completion, wake=self._wake.set)
+        self._completion = done = Completion(context, resolve=self._resolve, freed=self._after_ends)
+        self._waiting_work = WaitingWork(context, self.submissions, done, wake=self._wake.set)
         self.dispatcher = Dispatcher(context, self.health, self._completion)
-        self._inbox = Inbox(
-            context, self.health, self.dispatcher, self._completion, tasks=self._background, wake=self._wake.set
-        )
+        shared = dict[str, Any](tasks=self._background, wake=self._wake.set)
+        self._inbox = Inbox(context, self.health, self.dispatcher, done, **shared)
         self.services = Services(router_id)
         self._started_at = 0
         self._obeyed = 0

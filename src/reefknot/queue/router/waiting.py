@@ -17,6 +17,7 @@ from msgspec import structs
 from reefknot.audit.assignments import submitted_event
 from reefknot.audit.port import AuditEntry
 from reefknot.core.failure import ErrorCode
+from reefknot.queue.family import named
 from reefknot.queue.model.follow_ups import (
     GROUP,
     FollowUp,
@@ -28,7 +29,6 @@ from reefknot.queue.model.follow_ups import (
 )
 from reefknot.queue.model.messages import ResultStatus, encode
 from reefknot.queue.model.results import answer_of, unrun_result
-from reefknot.queue.model.transitions import is_replaced, next_record
 from reefknot.queue.model.work import (
     ROUTER,
     Settled,
@@ -47,7 +47,6 @@ from reefknot.runtime.timeouts import STORE_S
 
 AT_ONCE = 200
 """Children that are stored in one step."""
-PAGE = 500
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 MOST_WATCHED = 200_000
 """Work whose end is listened for; what waits for more is looked at after its pause."""
@@ -151,10 +150,10 @@ class WaitingWork:
         records = awaited(item)
         ended = self._ended[item.id] = set()
         try:
-            found = await self._read(records[item.extra.over :])
+            known = await named(self._context.work, records[item.extra.over :])
         finally:
             del self._ended[item.id]
-        after = frozenset(item.extra.after)
+        after, found = frozenset(item.extra.after), [(one, known.get(one)) for one in records[item.extra.over :]]
         states = [_state(record, one, after) for record, one in found]
         succeeded = next((at for at, one in enumerate(states) if one is not WorkState.SUCCEEDED), len(states))
         left = {record for (record, _), one in zip(found, states, strict=True) if one is None} - ended
@@ -170,21 +169,6 @@ class WaitingWork:
             self._end_group(claimed, item, len(failed))
             return True
         return False
-
-    async def _read(self, records: Sequence[str]) -> list[tuple[str, WorkItem | None]]:
-        """These records, without payloads; the latest version of one that was requeued with an edited payload."""
-        known: dict[str, WorkItem] = {}
-        for at in range(0, len(records), PAGE):
-            async with asyncio.timeout(STORE_S):
-                known |= {one.id: one for one in await self._context.work.named(records[at : at + PAGE])}
-        found = list[tuple[str, WorkItem | None]]()
-        for record in records:
-            item, name = known.get(record), record
-            while item is not None and is_replaced(item):
-                name = next_record(name)
-                item = await self._submissions.find(name)
-            found.append((name, item))
-        return found
 
     async def _wait(self, claimed: ClaimedSubmission, item: WorkItem, left: set[str], *, over: int) -> None:
         """Let it wait for what is left of the work that it waits for."""

@@ -23,7 +23,7 @@ from reefknot.core.classify import classify
 from reefknot.core.decide import Again, History, Reason, Stop, decide
 from reefknot.core.failure import ErrorCategory, ErrorCode, Failure
 from reefknot.core.policy import RetryPolicy
-from reefknot.errors import KeyInProgressError, ParameterError, shown
+from reefknot.errors import KeyInProgressError, shown
 from reefknot.idempotency.waiting import AttemptKeys, HeldKey, KeyWaits, attempt_keys
 from reefknot.policy.model.book import Book, BookHistory, Request
 from reefknot.policy.model.defaults import BASELINE_RETRIES, baseline, without_retry_after
@@ -53,9 +53,8 @@ from reefknot.queue.execution.failures import (
     timeout_result,
     unknown_key,
 )
-from reefknot.queue.execution.settling import awaited_results
+from reefknot.queue.execution.settling import AwaitedResults
 from reefknot.queue.execution.tracing import WorkTrace
-from reefknot.queue.model.follow_ups import Origin, items_of
 from reefknot.queue.model.messages import (
     DEFAULT_TIMEOUT_MS,
     ExecAssignment,
@@ -63,8 +62,6 @@ from reefknot.queue.model.messages import (
     StepRequest,
     StepResult,
     StepStatus,
-    named_class,
-    resource_class,
 )
 from reefknot.queue.model.results import EXPIRED_MESSAGE, UNKNOWN_OUTCOME
 from reefknot.queue.model.submission import EXPIRED
@@ -79,6 +76,7 @@ from reefknot.queue.worker.records import (
     RunningStep,
     result_of,
     sendable,
+    with_follow_ups,
 )
 from reefknot.runtime import seeds
 from reefknot.steps.port import Block, BlockContext, own_policies, own_rules
@@ -138,8 +136,7 @@ class StepRunner:
         if admitted.skip_retries or admitted.timeout_factor != 1.0:
             factor = admitted.timeout_factor
             request = request.degraded(skip_retries=admitted.skip_retries, timeout_factor=factor)
-        queue = (admitted.queue_depth, admitted.overload_status)
-        attempt = AttemptInputs(item, assignment, request, target, wall, book, *queue, trace)
+        attempt = AttemptInputs(item, assignment, request, target, wall, book, *admitted.met, trace)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
         if block is None:
@@ -213,8 +210,7 @@ class StepRunner:
             if failure is None
             else self._failed(attempt, ran, failure, destination, events, is_outage=is_outage)
         )
-        took_ms = step.latency_ms if tells else None
-        return msgspec.structs.replace(report, took_ms=took_ms, follow_ups=ran.follow_ups)
+        return report.after(ran, step.latency_ms if tells else None)
 
     # ---- before -----------------------------------------------------------------------------------------------------
 
@@ -304,8 +300,7 @@ class StepRunner:
             assignment.tenant_id,
             assignment.trace_id,
             assignment.traceparent if attempt.trace is None else attempt.trace.traceparent,
-            load_children=partial(awaited_results, self._context.work, item) if item.extra.waits else None,
-            loop=asyncio.get_running_loop(),
+            awaited=AwaitedResults(self._context.work, item),
         )
         timeout = self._context.timeouts.timeout(seconds, time_is_over, task=task)
         keys = AttemptKeys(timeout.end)
@@ -315,9 +310,8 @@ class StepRunner:
         try:
             with timeout:
                 try:
-                    ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))
-                    if context.follow_ups and ran.step.ok:
-                        ran = self._with_follow_ups(attempt, ran.step, context)
+                    step = sendable(await block.run(attempt.request.inputs, context))
+                    ran = with_follow_ups(attempt, step, context, self._blocks, self._clock.wall())
                 except Exception as error:  # asked here, where the time limit holds for it as well
                     answer = None if rule is None else await asked_rule(rule.ask, error)
                     raise
@@ -337,20 +331,6 @@ class StepRunner:
         if ran.step.ok:
             return StepOutcome(msgspec.structs.replace(ran.step, latency_ms=latency), follow_ups=ran.follow_ups)
         return redacted(ran, unknown_key(ran, keys.unknown), latency, self._redactor)
-
-    def _with_follow_ups(self, attempt: AttemptInputs, step: StepResult, context: BlockContext) -> StepOutcome:
-        """The outcome with the work that follows. More than its bounds allow is a failure that no retry mends."""
-        origin = Origin(attempt.item, self._clock.wall(), context.traceparent, self._class_of)
-        try:
-            return StepOutcome(step, follow_ups=items_of(origin, context.follow_ups))
-        except ParameterError as error:
-            wrong = StepResult(StepStatus.ERROR, ErrorCode.invalid_input, error_message=str(error))
-            return StepOutcome(wrong, verdict=False)
-
-    def _class_of(self, assignment: ExecAssignment) -> str:
-        """The resource class of a follow-up, as far as this worker knows it; its router knows better."""
-        block = self._blocks.get(assignment.job.type)
-        return named_class(assignment) or getattr(block, "resource_class", "") or resource_class(assignment)
 
     def _timed_out(self, attempt: AttemptInputs, limit: TimedOut) -> StepOutcome:
         return StepOutcome(timeout_result(attempt.item, attempt.target, limit.seconds, whole=limit.whole), limit)
