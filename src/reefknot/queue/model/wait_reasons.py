@@ -234,7 +234,7 @@ def _put_off(job: JobFacts, fleet: FleetFacts) -> Wait | None:
 
 def _other_work(awaited: AwaitedFacts) -> Wait:
     name, of = quote(awaited.name), f" of {awaited.number}" if awaited.number > 1 else ""
-    text = f"it waits for {awaited.left}{of} jobs" if awaited.number > 1 else "it waits for another job"
+    text = f"it waits for {awaited.left}{of} jobs" if of else "it waits for another job"
     if not awaited.name:
         return Wait(WaitCode.OTHER_WORK, text, "nothing to do; they begin as there is room")
     tenant = f" --tenant {quote(awaited.tenant)}" if awaited.tenant else ""
@@ -245,7 +245,7 @@ def _other_work(awaited: AwaitedFacts) -> Wait:
         )
         return Wait(WaitCode.OTHER_WORK, f"{text}: {awaited.name}, which is in quarantine", remedy)
     remedy = f"nothing to do; it goes on when they end: `reefknot job show {name}{tenant}`"
-    return Wait(WaitCode.OTHER_WORK, f"{text}, the first of them {awaited.name}", remedy)
+    return Wait(WaitCode.OTHER_WORK, f"{text}{', the first of them' if of else ','} {awaited.name}", remedy)
 
 
 def _retry(job: JobFacts, fleet: FleetFacts, again: str) -> Wait:
