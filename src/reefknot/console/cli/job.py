@@ -141,6 +141,11 @@ def show_(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> 
         fields["attempts"] = f"{fields['attempts'] + 1} (running)"
     if fields["waiting"] is not None:
         fields["waiting"] = f"{fields['waiting']['text']}; {fields['waiting']['remedy']}"
+    numbers = ", ".join(f"{number} {state}" for state, number in fields.pop("children_by_state").items())
+    for name in ("children", "after"):
+        fields[name] = ", ".join(f"{one['id']} ({one['state']})" for one in fields[name]) or None
+    if fields["children"]:
+        fields["children"] = f"{numbers}: {fields['children']}"
     put_details({name: value for name, value in fields.items() if name != "history"})
     for line in _timeline(fields["history"], found.kept):
         put(address.redactor(line))

@@ -168,7 +168,7 @@ class Origin(Struct, frozen=True):
 def items_of(origin: Origin, given: Sequence[FollowUp | Gather]) -> tuple[WorkItem, ...]:
     """The items of a step's follow-ups, or a `ParameterError` that names the bound which they exceed."""
     parent = origin.parent
-    number = sum(1 + len(one.children) if isinstance(one, Gather) else 1 for one in given)
+    number = sum(len(one.children) if isinstance(one, Gather) else 1 for one in given)
     if number > MOST_CHILDREN:
         raise ParameterError("follow-ups", number, f"at most {MOST_CHILDREN} children of one job, {parent.id}")
     if parent.extra.depth >= DEEPEST:
