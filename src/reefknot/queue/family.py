@@ -19,7 +19,8 @@ from reefknot.runtime.timeouts import STORE_S
 PAGE = 500
 MOST_OF_FAMILY = 100_000
 """Jobs of one family that are looked at."""
-MOST_AWAITED = 10_000
+MOST_AWAITED = 500
+"""Jobs of those that a job waits for that are looked at, from the first that has not succeeded on."""
 
 
 async def named(work: WorkQueue, records: Sequence[str]) -> dict[str, WorkItem]:
@@ -85,9 +86,10 @@ class Awaited(Struct, frozen=True):
 
 async def awaited_by(work: WorkQueue, item: WorkItem) -> Awaited:
     """The jobs that a waiting job waits for at this moment."""
-    stored = item.extra.gathers - min(item.extra.children, item.extra.gathers)
-    records = awaited(item)[item.extra.over : MOST_AWAITED]
-    found = await named(work, records)
+    unstored = item.extra.gathers - min(item.extra.children, item.extra.gathers)
+    records = awaited(item)[item.extra.over :]
+    found = await named(work, records[:MOST_AWAITED])
     waits = [one for one in found.values() if not is_over(one) or one.state is WorkState.QUARANTINED]
     aside = [one for one in waits if one.state is WorkState.QUARANTINED]
-    return Awaited(item.extra.waits, stored + len(waits), next(iter(aside or waits), None))
+    unread = max(0, len(records) - MOST_AWAITED - unstored)
+    return Awaited(item.extra.waits, unstored + unread + len(waits), next(iter(aside or waits), None))

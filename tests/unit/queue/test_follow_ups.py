@@ -5,14 +5,16 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 import reefknot as rk
+from reefknot.console.nats_servers import NatsServer
 from reefknot.queue.family import awaited_by, family_of
 from reefknot.queue.model.follow_ups import MOST_STORED, child_id
 from reefknot.queue.model.messages import ResultStatus
-from reefknot.queue.model.work import assignment_and_tenant, record_id
+from reefknot.queue.model.work import ROUTER, Extra, WorkItem, assignment_and_tenant, record_id
 from reefknot.stores.opening import open_store
 from reefknot.testing import SyncVirtualSystem
 
@@ -322,3 +324,32 @@ async def test_a_system_goes_on_with_what_another_one_left_waiting(tmp_path: Pat
         assert [one.id for one in await family_of(store.work, top)] == ["first", "last"]
     async with rk.system(url, modules=STEPS) as client:
         assert (await client.job("last").result(20)).output == {"pages": [1]}
+
+
+async def test_children_that_cannot_be_read_go_to_quarantine_with_their_gather(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path / 'state.db'}"
+    async with open_store(url) as store:
+        broken = b'{"assignment_id":"g","request_id":"g","job":{"type":"flow.report"},"children":"eJw="}'
+        await store.work.enqueue([WorkItem("g", "flow.report", ROUTER, payload=broken, extra=Extra(gathers=3))])
+    async with rk.system(url, modules=STEPS) as client:
+        assert await client.job("g").wait(20) == "quarantined"
+        assert "its children" in str((await client.job("g").result()).error_message)
+
+
+def test_a_busy_router_stores_a_few_children_all_the_same() -> None:
+    small: dict[str, Any] = {"worker": V2["worker"], "router": {"max_queue_size": 100}}
+    with rk.testing.system_sync(STEPS, small) as system:
+        for _ in range(60):  # more than half of the places, of a class that no worker has
+            system.submit("flow.page", {"n": 1}, resource_class="gpu")
+        system.submit("flow.start", {"pages": 30}, assignment_id="site")
+        system.advance(20)
+        assert system.job("site:2").status() == "succeeded"
+
+
+async def test_a_worker_without_a_router_stores_follow_ups_on_nats(nats_server: NatsServer) -> None:
+    url = f"{nats_server.url}/follow{uuid4().hex[:8]}"
+    routed = rk.system(url, modules=STEPS, workers=0)
+    async with routed as client, rk.system(url, modules=STEPS, router=False):
+        await client.submit("flow.start", {"pages": 20}, assignment_id="site")
+        assert await client.job("site").wait(20) == "succeeded"
+        assert (await client.job("site:2").result(30)).output == {"pages": list(range(20))}

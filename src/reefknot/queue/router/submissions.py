@@ -255,7 +255,7 @@ class Submissions:
             waits = item.extra.waits > 0
             read = assignment_of(item) if waits else read_assignment(item.payload)
             if isinstance(read, InvalidMessage):
-                await self._set_aside(item, held, f"{UNREADABLE_SUBMISSION}: {read.message}")
+                await self.set_aside(item, held, f"{UNREADABLE_SUBMISSION}: {read.message}")
             else:
                 seen = item.fence > FIRST_FENCE
                 was_accepted = bool(item.admission)
@@ -330,7 +330,7 @@ class Submissions:
             entries = self._journal.entries(events)
             await self._work.cancel(assignment_id, reason=reason, who="caller", events=entries)
 
-    async def _set_aside(self, item: WorkItem, held: Held, reason: str) -> None:
+    async def set_aside(self, item: WorkItem, held: Held, reason: str) -> None:
         """Quarantine a submission that cannot be read. Its caller gets a result, and the log an event."""
         result = unrun_result(assignment_of(item), ResultStatus.ERROR, ErrorCode.internal_error, reason)
         wall, body = self._clock.wall(), encode(result)

@@ -11,8 +11,10 @@ only makes the next look come at once; another router finds the same without it.
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from zlib import error as ZlibError  # noqa: N812 - a class
 
-from msgspec import structs
+from msgspec import DecodeError, structs
 
 from reefknot.audit.assignments import submitted_event
 from reefknot.audit.port import AuditEntry
@@ -28,7 +30,7 @@ from reefknot.queue.model.follow_ups import (
     unpacked_children,
 )
 from reefknot.queue.model.messages import ResultStatus, encode
-from reefknot.queue.model.results import answer_of, unrun_result
+from reefknot.queue.model.results import UNREADABLE_SUBMISSION, answer_of, unrun_result
 from reefknot.queue.model.work import (
     ROUTER,
     Settled,
@@ -45,9 +47,9 @@ from reefknot.queue.router.pending import ClaimedSubmission, RouterContext
 from reefknot.queue.router.submissions import Submissions
 from reefknot.runtime.timeouts import STORE_S
 
-AT_ONCE = 200
-"""Children that are stored in one step."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+AT_ONCE, A_FEW = 200, 10
+"""Children that are stored in one step: at most, and a second while there is no room."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S, AGAIN_S = 1.0, 30.0, 5.0
 MOST_WATCHED = 200_000
 """Work whose end is listened for; what waits for more is looked at after its pause."""
 MOST_UNPACKED = 16
@@ -126,8 +128,11 @@ class WaitingWork:
             if not await self._look(claimed, item):
                 self._context.table.add(structs.replace(claimed, waits=None), self._class_of(claimed), self._now())
                 self._wake()
+        except (DecodeError, ZlibError, ValueError) as error:
+            await self._submissions.set_aside(item, claimed.held, f"{UNREADABLE_SUBMISSION}: its children: {error}")
         except Exception:
-            await self._submissions.claims.give_back([claimed.held])
+            with suppress(Exception):  # else its lease runs out
+                await self._settle(claimed, Waits(self._due(item, AGAIN_S), item.extra.over))
             raise
         finally:
             self.held.pop(item.id, None)
@@ -218,10 +223,8 @@ class WaitingWork:
     async def _unfold(self, claimed: ClaimedSubmission, item: WorkItem) -> None:
         """Store the next children, as far as there is room for them."""
         room = min(AT_ONCE, self._room())
-        if room <= 0:
+        if room <= 0:  # a few all the same: the router may never be less busy
             self._unfolding.add(item.id)
-            await self._settle(claimed, Waits(self._due(item, FIRST_PAUSE_S), 0))
-            return
         every = self._unpacked.get(item.id) or unpacked_children(item)
         while len(self._unpacked) >= MOST_UNPACKED:
             del self._unpacked[next(iter(self._unpacked))]
@@ -229,7 +232,7 @@ class WaitingWork:
         await self._submissions.learn_classes()
         traceparent = claimed.assignment.traceparent
         origin = Origin(item, self._context.clock.wall(), traceparent, self._submissions.class_of)
-        children = child_items(origin, every, room)
+        children = child_items(origin, every, max(room, A_FEW))
         is_last = item.extra.children + len(children) >= item.extra.gathers
         if is_last:
             self._unpacked.pop(item.id, None)
@@ -243,7 +246,7 @@ class WaitingWork:
 
         follow = FollowUps(children, self._context.settings.submission_rules, self._submitted, refused)
         self._listen(item.id, [one.id for one in children])
-        await self._settle(claimed, Waits(self._due(item, FIRST_PAUSE_S if is_last else 0.0), 0), follow)
+        await self._settle(claimed, Waits(self._due(item, FIRST_PAUSE_S if is_last or room <= 0 else 0.0), 0), follow)
 
     def _submitted(self, item: WorkItem) -> list[AuditEntry]:
         return self._context.journal.entries([submitted_event(item, self._context.clock.wall())])
