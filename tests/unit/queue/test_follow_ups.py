@@ -346,6 +346,7 @@ def test_a_busy_router_stores_a_few_children_all_the_same() -> None:
         assert system.job("site:2").status() == "succeeded"
 
 
+@pytest.mark.real_time
 async def test_a_worker_without_a_router_stores_follow_ups_on_nats(nats_server: NatsServer) -> None:
     url = f"{nats_server.url}/follow{uuid4().hex[:8]}"
     routed = rk.system(url, modules=STEPS, workers=0)

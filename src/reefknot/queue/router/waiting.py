@@ -50,6 +50,8 @@ from reefknot.runtime.timeouts import STORE_S
 AT_ONCE, A_FEW = 200, 10
 """Children that are stored in one step: at most, and a second while there is no room."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S, AGAIN_S = 1.0, 30.0, 5.0
+BEHIND_S = 0.02
+"""The first pause if all ends were heard of, and the store does not show them yet."""
 MOST_WATCHED = 200_000
 """Work whose end is listened for; what waits for more is looked at after its pause."""
 MOST_UNPACKED = 16
@@ -78,6 +80,8 @@ class WaitingWork:
         """By id of what waits: the work that it still waits for, as far as its end was not heard of."""
         self._waiters: dict[str, list[str]] = {}
         """By id of open work: what waits for it."""
+        self._heard: dict[str, set[str]] = {}
+        """By id of what waits: work whose end was heard of, perhaps before the store shows it here."""
         self._ended: dict[str, set[str]] = {}
         """By id of what is being looked at: work that has ended meanwhile."""
         self._unfolding: set[str] = set()
@@ -96,6 +100,7 @@ class WaitingWork:
         for name in self._waiters.pop(work_id, ()):
             left = self._open.get(name)
             if left is not None:
+                self._heard.setdefault(name, set()).add(work_id)
                 left.discard(work_id)
                 if not left:
                     self._call(name)
@@ -179,7 +184,8 @@ class WaitingWork:
         """Let it wait for what is left of the work that it waits for."""
         self._open.pop(item.id, None)
         self._listen(item.id, left)
-        pause = self._pauses.get(item.id, FIRST_PAUSE_S)
+        is_behind = left <= self._heard.get(item.id, set())
+        pause = self._pauses.get(item.id, BEHIND_S if is_behind else FIRST_PAUSE_S)
         self._pauses[item.id] = min(LONGEST_PAUSE_S, pause * 2)
         await self._settle(claimed, Waits(self._due(item, pause), over))
         if self._open.get(item.id) == set():  # the last one ended meanwhile
@@ -200,6 +206,7 @@ class WaitingWork:
 
     def _forget(self, work_id: str) -> None:
         self._open.pop(work_id, None)
+        self._heard.pop(work_id, None)
         self._pauses.pop(work_id, None)
         self._unpacked.pop(work_id, None)
         self._unfolding.discard(work_id)
