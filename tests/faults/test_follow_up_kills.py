@@ -64,7 +64,7 @@ def _way(life: Life) -> tuple[str, str]:
 def test_follow_ups_are_stored_once_wherever_their_parent_is_killed(tmp_path: Path, server: NatsServer) -> None:
     on_disk = points(tmp_path / "counting", [(scenario, shape) for scenario in SCENARIOS for shape in SHAPES])
     on_nats = points(tmp_path / "on nats", [(server.url, shape) for shape in SHAPES])
-    lives = carry_out(tmp_path, [*spread(on_disk[::6], 60), *spread(on_nats, 40)])
+    lives = carry_out(tmp_path, [*spread(on_disk[::6], 36), *spread(on_nats, 24)])
 
     assert complaints(lives) == []
     died = Counter((life["plan"]["scenario"].partition(":")[0], life["ended"] == KILLED) for life in lives)
@@ -81,5 +81,5 @@ def test_the_judge_catches_follow_ups_that_are_submitted_before_their_parent_set
     scenario = "new" if engine == "sqlite" else server.url
     ((whole),) = carry_out(tmp_path / "counting", [plan(scenario, SHAPES[0], None)])
     every = at_every_call(whole, partial(plan, scenario, SHAPES[0], flaw=EARLY))
-    few = every[:: max(1, len(every) // 40)]
+    few = every[:: max(1, len(every) // 24)]
     assert any("jobs:" in one for one in complaints(carry_out(tmp_path, few)))
