@@ -209,7 +209,7 @@ def _put_off(job: JobFacts, fleet: FleetFacts) -> Wait | None:
         remedy = f"it goes on once the key is free; `reefknot idempotency show {quote(job.key.key)}` tells its state"
         return Wait(WaitCode.KEY_HELD, text, remedy)
     if job.awaited is not None and job.awaited.left:
-        return _other_work(job.awaited)
+        return _other_work(job.awaited, has_router=fleet.routers > 0)
     if job.due_in <= 0:
         return None
     again = f"in {span(job.due_in)}"
@@ -232,11 +232,13 @@ def _put_off(job: JobFacts, fleet: FleetFacts) -> Wait | None:
     return _retry(job, fleet, again)
 
 
-def _other_work(awaited: AwaitedFacts) -> Wait:
+def _other_work(awaited: AwaitedFacts, *, has_router: bool) -> Wait:
     name, of = quote(awaited.name), f" of {awaited.number}" if awaited.number > 1 else ""
     text = f"it waits for {awaited.left}{of} jobs" if of else "it waits for another job"
+    idle = "no router is running, start a system with `reefknot up`"
     if not awaited.name:
-        return Wait(WaitCode.OTHER_WORK, text, "nothing to do; they begin as there is room")
+        remedy = "nothing to do; they begin as there is room" if has_router else idle
+        return Wait(WaitCode.OTHER_WORK, text, remedy)
     tenant = f" --tenant {quote(awaited.tenant)}" if awaited.tenant else ""
     if awaited.is_quarantined:
         remedy = (
@@ -244,7 +246,7 @@ def _other_work(awaited: AwaitedFacts) -> Wait:
             f"`reefknot quarantine discard {name}{tenant}`"
         )
         return Wait(WaitCode.OTHER_WORK, f"{text}: {awaited.name}, which is in quarantine", remedy)
-    remedy = f"nothing to do; it goes on when they end: `reefknot job show {name}{tenant}`"
+    remedy = f"nothing to do; it goes on when they end: `reefknot job show {name}{tenant}`" if has_router else idle
     return Wait(WaitCode.OTHER_WORK, f"{text}{', the first of them' if of else ','} {awaited.name}", remedy)
 
 
