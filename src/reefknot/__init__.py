@@ -104,8 +104,6 @@ if TYPE_CHECKING:
     from reefknot.queue.client import ClientLike as ClientLike
     from reefknot.queue.client import Handle as Handle
     from reefknot.queue.client import HandleLike as HandleLike
-    from reefknot.queue.client import SubmitItem as SubmitItem
-    from reefknot.queue.client import SubmitOptions as SubmitOptions
     from reefknot.queue.connect import SyncClient as SyncClient
     from reefknot.queue.connect import SyncClientLike as SyncClientLike
     from reefknot.queue.connect import SyncHandle as SyncHandle
@@ -114,6 +112,13 @@ if TYPE_CHECKING:
     from reefknot.queue.connect import connect_sync as connect_sync
     from reefknot.queue.model.admission import OverloadStatus as OverloadStatus
     from reefknot.queue.model.admission import RejectionPolicy as RejectionPolicy
+    from reefknot.queue.model.arguments import SubmitItem as SubmitItem
+    from reefknot.queue.model.arguments import SubmitOptions as SubmitOptions
+    from reefknot.queue.model.follow_ups import FollowUp as FollowUp
+    from reefknot.queue.model.follow_ups import Gather as Gather
+    from reefknot.queue.model.follow_ups import ThenOptions as ThenOptions
+    from reefknot.queue.model.follow_ups import gather as gather
+    from reefknot.queue.model.follow_ups import then as then
     from reefknot.queue.model.messages import ExecAssignment as ExecAssignment
     from reefknot.queue.model.messages import ExecAssignmentAck as ExecAssignmentAck
     from reefknot.queue.model.messages import ExecResult as ExecResult
@@ -134,12 +139,15 @@ if TYPE_CHECKING:
     from reefknot.retrying.types import RetryEvent as RetryEvent
     from reefknot.retrying.types import RetryKeywords as RetryKeywords
     from reefknot.steps.port import BlockContext as BlockContext
+    from reefknot.steps.port import Children as Children
     from reefknot.steps.python import block as block
     from reefknot.stores.opening import open_store as open_store
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "reefknot.queue.model.arguments": "SubmitItem SubmitOptions",
+    "reefknot.queue.model.follow_ups": "FollowUp Gather ThenOptions gather then",
     "reefknot.queue.connect": "SyncClient SyncClientLike SyncHandle SyncHandleLike connect connect_sync",
     "reefknot.app.embedded": "system system_sync",
     "reefknot.app.managers": "IdempotencyManager RetryManager get_retry_manager open_manager",
@@ -178,7 +186,7 @@ _HOMES = {
     "reefknot.ingest.orchestrator": "IngestionOrchestrator",
     "reefknot.ingest.sources": "IngestionSource",
     "reefknot.ingest.telemetry": "TelemetryRecorder",
-    "reefknot.steps.port": "BlockContext",
+    "reefknot.steps.port": "BlockContext Children",
     "reefknot.ingest.port": "Document FetchRequest ItemFailure Page SourceContext",
     "reefknot.queue.port.quarantine": "QuarantineStore",
     "reefknot.retrying.breaker": "CircuitBreaker",
@@ -187,7 +195,7 @@ _HOMES = {
     "reefknot.retrying.limit": "Limit",
     "reefknot.retrying.retrier": "Retrier",
     "reefknot.retrying.types": "FailedAttempt RetryEvent RetryKeywords",
-    "reefknot.queue.client": "Client ClientLike Handle HandleLike SubmitItem SubmitOptions",
+    "reefknot.queue.client": "Client ClientLike Handle HandleLike",
     "reefknot.queue.router.service": "Router",
     "reefknot.queue.worker.service": "Worker",
 }

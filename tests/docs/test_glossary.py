@@ -52,7 +52,11 @@ RETIRED = {
 }
 """Words that no identifier may contain, and what to say instead."""
 
-PUBLIC = {"hand_in": "the method of `Client`"}
+PUBLIC = {
+    "hand_in": "the method of `Client`",
+    "gather": "the function `rk.gather`, and the method of a step's context",
+    "Gather": "its value",
+}
 """Names with a retired word that users call, and so stay."""
 
 RETIRED_NAMES = {

@@ -32,7 +32,8 @@ from reefknot.console.cli import main
 from reefknot.console.nats_servers import NatsServer, start_all, stop_all
 from reefknot.errors import StorePermissionError
 from reefknot.idempotency.model import Claimed, Done, Unknown
-from reefknot.queue.client import Handle, SubmitItem
+from reefknot.queue.client import Handle
+from reefknot.queue.model.arguments import SubmitItem
 from reefknot.queue.model.work import ROUTER, Quarantine, Settled, WorkDone, WorkFailed
 from reefknot.queue.port.work_queue import Settlement, WorkClaim
 from reefknot.stores.jetstream import store as jetstream_store

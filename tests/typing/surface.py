@@ -421,6 +421,9 @@ async def submits(given: dict[str, Any], items: list[rk.SubmitItem]) -> None:
         await connected.submit("a.b", 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         for answer in await connected.submit_many([{"job_type": "a.b", "deadline": 5}, ("a.b", given), *items]):
             assert_type(answer, rk.Handle | rk.QueueFullError | rk.KeyConflictError)
+        later = await connected.submit("a.b", after=[handle, "order-7"])
+        await later.cancel("withdrawn", tree=True)
+        await connected.submit("a.b", after=[7])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
         await connected.submit_many([{"job_type": "a.b", "deadlin": 5}])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
         await connected.submit_many([{"inputs": given}])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
 
@@ -575,6 +578,28 @@ def long_plain_step(inputs: dict[str, Any], context: rk.BlockContext) -> None:
     context.checkpoint([1, 2])
     context.notes = context.notes  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
 
+
+@rk.block("order.chain")
+async def chain_step(inputs: dict[str, Any], context: rk.BlockContext) -> rk.FollowUp:
+    assert_type(context.then("order.mail", {"id": 7}, delay=timedelta(minutes=1)), rk.FollowUp)
+    return rk.then("order.pay", {"id": 7}, retries=3)
+
+
+@rk.block("order.chord")
+async def chord_step(inputs: dict[str, Any], context: rk.BlockContext) -> rk.Gather:
+    assert_type(await context.children(), list[rk.ExecResult])
+    return rk.gather(*[rk.then("order.pay") for _ in range(3)], then=rk.then("order.report"), return_failures=True)
+
+
+@rk.block("order.group")
+def group_step(inputs: dict[str, Any], context: rk.BlockContext) -> list[rk.FollowUp]:
+    for result in context.children():
+        assert_type(result, rk.ExecResult)
+    return [rk.then("order.pay", {"id": 7})]
+
+
+rk.then("order.pay", dealy=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+rk.gather("order.pay")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 assert_type(plain_step({}, rk.BlockContext("a", 1, "a/0", 30.0)), dict[str, Any])
 long_plain_step({}, rk.BlockContext("a", 1, "a/0", 30.0, last_checkpoint=7))

@@ -31,7 +31,15 @@ from reefknot.core.clock import Clock
 from reefknot.queue.model.admission import ADMISSION_VERSION, Rules, rules_content
 from reefknot.queue.model.messages import ExecAssignment, ExecResult
 from reefknot.queue.model.results import answer_of
-from reefknot.queue.model.work import CRASH_LIMIT, WorkItem, WorkState, attempts_begun, is_ingestion, runs_now
+from reefknot.queue.model.work import (
+    CRASH_LIMIT,
+    WorkItem,
+    WorkState,
+    assignment_and_tenant,
+    attempts_begun,
+    is_ingestion,
+    runs_now,
+)
 from reefknot.runtime.processes import ProcessIdentity, own_identity
 
 STORE_AGAIN_S = 3600.0
@@ -55,7 +63,8 @@ def briefly_about(work: ExecAssignment | ExecResult | WorkItem, wall: float) -> 
 def submitted_event(item: WorkItem, wall: float, who: ProcessIdentity | None = None) -> Submitted:
     """The event of an assignment that this process submits, or another one, `who`."""
     mine = who or own_identity()
-    return Submitted(**briefly_about(item, wall), actor=mine.user, host=mine.host, process=mine.process)
+    parent = assignment_and_tenant(item.extra.parent)[0] or None
+    return Submitted(**briefly_about(item, wall), actor=mine.user, host=mine.host, process=mine.process, parent=parent)
 
 
 def completed_event(

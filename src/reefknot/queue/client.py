@@ -8,7 +8,7 @@ in the store until it is read, by the process that submitted it or by another on
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import inf
-from typing import Any, Protocol, Required, TypedDict, Unpack, cast
+from typing import Any, Protocol, Unpack, cast
 
 from msgspec import Struct
 
@@ -29,104 +29,39 @@ from reefknot.errors import (
     ResultPendingError,
     UnknownJobError,
 )
-from reefknot.queue.model.message_schema import written_assignment
-from reefknot.queue.model.messages import (
-    AssignmentOptions,
-    Cancel,
-    Correlation,
-    ExecAssignment,
-    ExecResult,
-    InvalidMessage,
-    Job,
-    encode,
+from reefknot.queue.family import open_family
+from reefknot.queue.model.arguments import (
+    ITEM_FIELDS,
+    OPTIONS,
+    SubmitItem,
+    SubmitOptions,
+    check_names,
+    due_time,
+    validated,
+    written,
 )
+from reefknot.queue.model.follow_ups import after_ids
+from reefknot.queue.model.message_schema import written_assignment
+from reefknot.queue.model.messages import Cancel, ExecAssignment, ExecResult, InvalidMessage, encode
 from reefknot.queue.model.results import answer_of, cancel_reason
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.transitions import Requeue, is_replaced, next_record
 from reefknot.queue.model.work import WorkItem, assignment_and_tenant, is_ingestion, is_over, record_id, visible_state
 from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.router.pending import cancelled_event
-from reefknot.queue.router.submissions import SUBMIT_ARGUMENTS, Submissions, validated
+from reefknot.queue.router.submissions import NewJob, Submissions
 from reefknot.runtime.seeds import new_id
 from reefknot.stores.port import Store
 
 DEFAULT_WAIT = 60.0
-LONGEST_DEADLINE_S = 1e9
 LONGEST_REASON = 500
-LONGEST_DELAY_S = 10 * 365 * 86_400.0
 MOST_AT_ONCE = 10_000
 """Jobs of one `submit_many`: they are stored in one transaction, for which other writers wait."""
 
+_ITEMS = "a list of mappings with the arguments of submit, or of pairs (job_type, inputs)"
+
 HasRouter = Callable[[Store], Awaitable[bool]]
 """Whether a router is running over a store."""
-
-# ---- options ---------------------------------------------------------------------------------------------------------
-
-
-class SubmitOptions(TypedDict, total=False):
-    """
-    The options of `submit`. Durations are seconds, or a `timedelta`; None is as if the option were left out.
-
-    With `delay`, or `at` (a time; without a zone it is local), the job is due then, and not before. `deadline` counts
-    from there, waiting included; `timeout` is the time of all executions, from the first one on, `attempt_timeout` that
-    of one. The same `assignment_id` twice is one job, for each tenant its own.
-    """
-
-    deadline: float | timedelta | None
-    timeout: float | timedelta | None
-    attempt_timeout: float | timedelta | None
-    retries: int | None
-    priority: int | str
-    resource_class: str | None
-    assignment_id: str | None
-    tenant_id: str | None
-    trace_id: str | None
-    delay: float | timedelta | None
-    at: datetime | None
-
-
-class SubmitItem(SubmitOptions, total=False):
-    """Arguments of `submit` by their names: one job of `submit_many`."""
-
-    job_type: Required[str]
-    inputs: Mapping[str, Any] | None
-
-
-_OPTIONS = tuple(SubmitOptions.__annotations__)
-_ITEM_FIELDS = ("job_type", "inputs", *_OPTIONS)
-_ITEMS = "a list of mappings with the arguments of submit, or of pairs (job_type, inputs)"
-_MEANT = {
-    "countdown": "delay",
-    "eta": "at",
-    "expires": "deadline",
-    "id": "assignment_id",
-    "job_id": "assignment_id",
-    "max_retries": "retries",
-    "queue": "resource_class",
-    "task_id": "assignment_id",
-}
-"""Options of other libraries, and the one that does the same."""
-
-
-def _as_mapping(inputs: object) -> str:
-    """The call that makes inputs of a model, as the end of an error; nothing for other values."""
-    ways = {
-        "model_dump": ("a pydantic model", 'model.model_dump(mode="json")'),
-        "__dataclass_fields__": ("a dataclass", "dataclasses.asdict(value)"),
-        "__struct_fields__": ("a msgspec.Struct", "msgspec.to_builtins(value)"),
-        "__attrs_attrs__": ("an attrs class", "attrs.asdict(value)"),
-    }
-    kinds = () if isinstance(inputs, type) else (ways[name] for name in ways if hasattr(inputs, name))
-    return next((f"; for {kind} pass {call}" for kind, call in kinds), "")
-
-
-def _check_names(given: Mapping[str, Any], accepted: Sequence[str]) -> None:
-    """Refuse an option that does not exist, with the one that may be meant."""
-    for name in given:
-        if name not in accepted:
-            meant = f"; did you mean {_MEANT[name]!r}?" if name in _MEANT else checks.suggest(str(name), accepted)
-            raise ParameterTypeError(str(name), given[name], f"no such option{meant}; accepted: {', '.join(accepted)}")
-
 
 # ---- one job ---------------------------------------------------------------------------------------------------------
 
@@ -239,10 +174,18 @@ class Handle:
         now = self._client.store.moment()
         return visible_state(item, now, gone=(item.owner,) if owner_is_gone(item.owner) else ()).value
 
-    async def cancel(self, reason: str = "") -> None:
-        """Cancel it, whether a router is running or not. Its result then says `cancelled`."""
-        await self._found()
-        await self._client.cancel(self.assignment_id, reason, tenant_id=self.tenant_id)
+    async def cancel(self, reason: str = "", *, tree: bool = False) -> None:
+        """
+        Cancel it, whether a router is running or not. Its result then says `cancelled`.
+
+        With `tree`, so are the jobs that follow it or wait for it, and those that follow these.
+        """
+        found = await self._found()
+        if not tree:
+            await self._client.cancel(self.assignment_id, reason, tenant_id=self.tenant_id)
+            return
+        for item in await open_family(self._client.store.work, found):
+            await self._client.cancel(item.assignment_id, reason, tenant_id=item.tenant_id)
 
     async def retry(self, reason: str = "") -> None:
         """
@@ -290,8 +233,10 @@ class Client:
         The options are those of `SubmitOptions`: `deadline`, `timeout`, `attempt_timeout`, `retries`, `priority`,
         `resource_class`, `assignment_id`, `tenant_id`, `trace_id`, `delay`, `at`.
         """
-        assignment, due_at = self._written(job_type, inputs, options)
-        return self._handle(assignment, due_at, await self.submissions.submit(assignment, due_at=due_at))
+        job = self._written(job_type, inputs, options)
+        await self.submissions.check_known(job.after)
+        is_new = await self.submissions.submit(job.assignment, due_at=job.due_at, after=job.after)
+        return self._handle(job.assignment, job.due_at, is_new)
 
     async def submit_many(
         self, items: Iterable[SubmitItem | tuple[str, Mapping[str, Any] | None]]
@@ -303,11 +248,13 @@ class Client:
         `KeyConflictError` of an id that has another job. An invalid item raises a `ParameterError` with its place, such
         as `items[3].deadline`, before anything is stored.
         """
-        written = self._written_items(items)
-        answers = await self.submissions.submit_many(written) if written else []
+        jobs = self._written_items(items)
+        here = {one.assignment.record_id for one in jobs}
+        await self.submissions.check_known([name for one in jobs for name in one.after if name not in here])
+        answers = await self.submissions.submit_many(jobs) if jobs else []
         return [
-            answer if isinstance(answer, Exception) else self._handle(assignment, due_at, answer)
-            for (assignment, due_at), answer in zip(written, answers, strict=True)
+            answer if isinstance(answer, Exception) else self._handle(one.assignment, one.due_at, answer)
+            for one, answer in zip(jobs, answers, strict=True)
         ]
 
     def job(self, assignment_id: str, tenant_id: str | None = None) -> Handle:
@@ -330,41 +277,21 @@ class Client:
         In a mapping the ids may be left out, and an unknown field is refused with the one that may be meant.
         """
         given = assignment if isinstance(assignment, ExecAssignment) else _from_fields(assignment)
-        checked, due_at = validated(given)[0], self._due_at(delay, at)
+        checked, due_at = validated(given)[0], due_time(delay, at, self.submissions.wall())
         return self._handle(checked, due_at, await self.submissions.submit(checked, due_at=due_at))
 
-    def _written(
-        self, job_type: str, inputs: Mapping[str, Any] | None, options: SubmitOptions
-    ) -> tuple[ExecAssignment, int]:
-        """The assignment of a caller's arguments, checked, and its due time."""
-        _check_names(options, _OPTIONS)
-        if inputs is not None and not isinstance(inputs, Mapping):
-            raise ParameterTypeError(
-                "inputs", inputs, f"a mapping of names to JSON values, or None{_as_mapping(inputs)}"
-            )
-        own_id, given_id, trace_id = new_id(), options.get("assignment_id"), options.get("trace_id")
-        assignment = ExecAssignment(
-            assignment_id=own_id if given_id is None else given_id,
-            request_id=own_id,
-            job=Job(job_type, dict(inputs or {})),
-            tenant_id=options.get("tenant_id"),
-            resource_class=options.get("resource_class"),
-            correlation=None if trace_id is None else Correlation(trace_id),
-            options=AssignmentOptions(
-                priority=options.get("priority", 0),
-                deadline_ms=_milliseconds("deadline", options.get("deadline")),
-                timeout_ms=_milliseconds("timeout", options.get("timeout")),
-                attempt_timeout_ms=_milliseconds("attempt_timeout", options.get("attempt_timeout")),
-                retry_count=options.get("retries"),
-            ),
-        )
-        return validated(assignment, SUBMIT_ARGUMENTS)[0], self._due_at(options.get("delay"), options.get("at"))
+    def _written(self, job_type: str, inputs: Mapping[str, Any] | None, options: SubmitOptions) -> NewJob:
+        """The job of a caller's arguments, checked."""
+        check_names(options, OPTIONS)
+        assignment = written(job_type, inputs, options, new_id())
+        due_at = due_time(options.get("delay"), options.get("at"), self.submissions.wall())
+        return NewJob(assignment, due_at, after_ids(options.get("after"), assignment))
 
-    def _written_items(self, items: Iterable[Any]) -> list[tuple[ExecAssignment, int]]:
+    def _written_items(self, items: Iterable[Any]) -> list[NewJob]:
         """The assignments of `submit_many`, or the first mistake in them with its place."""
         if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
             raise ParameterTypeError("items", items, _ITEMS)
-        written: list[tuple[ExecAssignment, int]] = []
+        jobs: list[NewJob] = []
         first: dict[str, int] = {}
         for place, item in enumerate(items):
             if place >= MOST_AT_ONCE:
@@ -372,9 +299,10 @@ class Client:
                     "items", f"more than {MOST_AT_ONCE}", f"at most {MOST_AT_ONCE}; give them in parts"
                 )
             try:
-                assignment, due_at = self._written_item(item)
+                job = self._written_item(item)
+                assignment = job.assignment
                 known = first.setdefault(assignment.record_id, place)
-                if known < place and not _is_same_job(written[known][0], assignment):
+                if known < place and not _is_same_job(jobs[known].assignment, assignment):
                     text = f"an id of its own; items[{known}] has it with another job"
                     raise ParameterError("assignment_id", assignment.assignment_id, text)
             except ParameterError as error:
@@ -383,35 +311,27 @@ class Client:
                 raise
             except NotJsonError as error:
                 raise NotJsonError(f"items[{place}].{error.path}", error.problem) from None
-            written.append((assignment, due_at))
-        return written
+            jobs.append(job)
+        for place, job in enumerate(jobs):
+            later = next((name for name in job.after if first.get(name, -1) >= place), None)
+            if later is not None:
+                text = (
+                    f"an earlier item: items[{first[later]}] comes later, and jobs that wait for each other are a cycle"
+                )
+                raise ParameterError(f"items[{place}].after", assignment_and_tenant(later)[0], text)
+        return jobs
 
-    def _written_item(self, item: Any) -> tuple[ExecAssignment, int]:
+    def _written_item(self, item: Any) -> NewJob:
         if isinstance(item, tuple) and len(item) == 2:
             return self._written(item[0], item[1], {})
         if not isinstance(item, Mapping):
             raise ParameterTypeError("", item, "a mapping with the arguments of submit, or a pair (job_type, inputs)")
         fields = dict(item)
-        _check_names(fields, _ITEM_FIELDS)
+        check_names(fields, ITEM_FIELDS)
         if "job_type" not in fields:
             raise ParameterError("job_type", None, "the type of a step; it is missing")
-        options = cast("SubmitOptions", {name: fields[name] for name in fields if name in _OPTIONS})
+        options = cast("SubmitOptions", {name: fields[name] for name in fields if name in OPTIONS})
         return self._written(fields["job_type"], fields.get("inputs"), options)
-
-    def _due_at(self, delay: float | timedelta | None, at: datetime | None) -> int:
-        """The due time that a caller asks for, in milliseconds UTC; 0 for now."""
-        if delay is not None and at is not None:
-            raise ParameterError("at", at, "not together with delay; give one of them")
-        if at is not None and not isinstance(at, datetime):
-            raise ParameterTypeError("at", at, "a datetime; without a zone it is local")
-        if at is not None:
-            if at.timestamp() - self.submissions.wall() > LONGEST_DELAY_S:
-                raise ParameterError("at", at, "a time within the next ten years")
-            return int(at.timestamp() * 1000)
-        if delay is None:
-            return 0
-        seconds = checks.seconds("delay", delay, or_zero=True, most=LONGEST_DELAY_S)
-        return int((self.submissions.wall() + seconds) * 1000) if seconds else 0
 
     def _handle(self, checked: ExecAssignment, due_at: int, is_new: bool) -> Handle:
         deadline = checked.options.deadline_ms
@@ -486,10 +406,6 @@ def _is_same_job(one: ExecAssignment, other: ExecAssignment) -> bool:
     return record_fingerprint(one.job) == record_fingerprint(other.job)
 
 
-def _milliseconds(name: str, given: float | timedelta | None) -> int | None:
-    return None if given is None else max(1, round(checks.seconds(name, given, most=LONGEST_DEADLINE_S) * 1000))
-
-
 # ---- for annotations -------------------------------------------------------------------------------------------------
 
 
@@ -503,7 +419,7 @@ class HandleLike(Protocol):
     async def wait(self, timeout: float | timedelta | None = None) -> str: ...
     async def latest(self) -> "HandleLike": ...
     async def status(self) -> str: ...
-    async def cancel(self, reason: str = "") -> None: ...
+    async def cancel(self, reason: str = "", *, tree: bool = False) -> None: ...
     async def retry(self, reason: str = "") -> None: ...
 
 

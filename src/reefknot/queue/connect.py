@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
     from reefknot.core.clock import Clock
     from reefknot.errors import KeyConflictError, QueueFullError
-    from reefknot.queue.client import Client, Handle, SubmitItem, SubmitOptions
+    from reefknot.queue.client import Client, Handle
+    from reefknot.queue.model.arguments import SubmitItem, SubmitOptions
     from reefknot.queue.model.messages import ExecAssignment, ExecResult
     from reefknot.stores.port import Store
 
@@ -254,9 +255,9 @@ class SyncHandle:
         """The state: `pending`, `running`, `succeeded`, `failed`, `cancelled`, …; `unknown` for no such job."""
         return self._call(lambda job: job.status())
 
-    def cancel(self, reason: str = "") -> None:
-        """Cancel it, whether a router is running or not. Its result then says `cancelled`."""
-        self._call(lambda job: job.cancel(reason))
+    def cancel(self, reason: str = "", *, tree: bool = False) -> None:
+        """Cancel it, with `tree` what follows it or waits for it too. Its result then says `cancelled`."""
+        self._call(lambda job: job.cancel(reason, tree=tree))
 
     def retry(self, reason: str = "") -> None:
         """Run it again, as `reefknot job retry` does: under its own id, with a fresh budget."""
@@ -500,7 +501,7 @@ class SyncHandleLike(Protocol):
     def wait(self, timeout: float | timedelta | None = None) -> str: ...
     def latest(self) -> SyncHandleLike: ...
     def status(self) -> str: ...
-    def cancel(self, reason: str = "") -> None: ...
+    def cancel(self, reason: str = "", *, tree: bool = False) -> None: ...
     def retry(self, reason: str = "") -> None: ...
 
 

@@ -6,14 +6,18 @@ error. The context holds a key for sinks that deduplicate, and the seconds that 
 has come: `checkpoint`, `progress`, `log`.
 """
 
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
-from typing import Any, Protocol
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar, Unpack
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from reefknot.core.failure import Failure
+from reefknot.errors import EventLoopRunningError
 from reefknot.policy.model.book import FieldValue, Layer, Patch, patch
-from reefknot.queue.model.messages import StepResult
+from reefknot.queue.model.follow_ups import FollowUp, Gather, ThenOptions, gather, then
+from reefknot.queue.model.messages import ExecResult, StepResult
 from reefknot.queue.model.notes import StepProgress, checkpoint_text
 
 StepRule = Callable[[Exception, Failure], Any]
@@ -43,6 +47,55 @@ class StepNotes:
 
 
 UNKEPT = StepNotes()
+T = TypeVar("T")
+
+
+class AwaitedPages(Protocol):
+    """Pages of results, which are read on this event loop."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def __aiter__(self) -> AsyncIterator[list[ExecResult]]: ...
+
+
+class Children:
+    """
+    Results of the work that a step has waited for, in its order.
+
+    `await context.children()` is a list of them, `async for result in context.children()` reads them page by page. In a
+    plain function it is `for result in context.children()`.
+    """
+
+    def __init__(self, awaited: AwaitedPages | None) -> None:
+        self._awaited = awaited
+
+    def __await__(self) -> Generator[Any, None, list[ExecResult]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[ExecResult]:
+        return [one async for one in self]
+
+    async def __aiter__(self) -> AsyncIterator[ExecResult]:
+        if self._awaited is not None:
+            async for page in self._awaited:
+                for one in page:
+                    yield one
+
+    def __iter__(self) -> Iterator[ExecResult]:
+        return iter(_from_thread(self._all(), None if self._awaited is None else self._awaited.loop))
+
+
+def _from_thread(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None) -> T:
+    """The result of a coroutine on the loop of the worker, for a step in a thread."""
+    if loop is None:
+        return asyncio.run(work)
+    if asyncio._get_running_loop() is not None:
+        work.close()
+        raise EventLoopRunningError
+    begin: Callable[..., Future[T]] = getattr(loop, "run_from_thread", None) or (
+        lambda work: asyncio.run_coroutine_threadsafe(work, loop)
+    )
+    return begin(work).result()
 
 
 class BlockContext(Struct, frozen=True):
@@ -79,6 +132,25 @@ class BlockContext(Struct, frozen=True):
     def log(self, text: str) -> None:
         """Keep a line with the job: `reefknot job logs` and its page show it. The last 200 lines are kept, or 32 kB."""
         self.notes.log(text)
+
+    follow_ups: list[FollowUp | Gather] = field(default_factory=list)
+    """The work that is submitted when the step has succeeded, in the transaction that stores its result."""
+    awaited: AwaitedPages | None = None
+    """The results of the work that this has waited for; None outside of a worker."""
+
+    def then(self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[ThenOptions]) -> FollowUp:
+        """Let a job follow this step: see `rk.then`."""
+        self.follow_ups.append(one := then(job_type, inputs, **options))
+        return one
+
+    def gather(self, *children: FollowUp, then: FollowUp | None = None, return_failures: bool = False) -> Gather:
+        """Let jobs follow this step, and one that runs when all of them have ended: see `rk.gather`."""
+        self.follow_ups.append(one := gather(*children, then=then, return_failures=return_failures))
+        return one
+
+    def children(self) -> Children:
+        """The results of the work that this step has waited for: of a gather's children, or of the jobs in `after`."""
+        return Children(self.awaited)
 
 
 class Block(Protocol):

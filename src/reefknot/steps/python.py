@@ -9,7 +9,7 @@ Standard blocks have short names as well: `http` is `http.request`.
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -21,6 +21,7 @@ from msgspec import Struct
 from reefknot.core.canonical import json_value
 from reefknot.core.failure import ErrorCode
 from reefknot.errors import ConfigurationError, NotJsonError, ParameterError, ParameterTypeError
+from reefknot.queue.model.follow_ups import FollowUp, Gather, follow_ups_in
 from reefknot.queue.model.messages import StepResult
 from reefknot.runtime.user_modules import import_user_module
 from reefknot.steps.addresses import HttpSettings
@@ -37,9 +38,9 @@ from reefknot.steps.typed_inputs import InputMismatchError, InputReader, Model, 
 GROUP = "reefknot.blocks"
 _TYPE = re.compile(r"[a-z][a-z0-9_-]{0,63}(?:\.[a-z0-9][a-z0-9_-]{0,63}){0,7}")
 _ACCEPTED_TYPE = "a name in lower case, with dots between its parts: invoice.render"
-_ACCEPTED_ANSWER = "a dict of outputs, a model of them, a StepResult or None"
+_ACCEPTED_ANSWER = "a dict of outputs, a model of them, a StepResult, follow-ups (rk.then, rk.gather) or None"
 
-Outputs = Mapping[str, object] | Model | StepResult | None
+Outputs = Mapping[str, object] | Model | StepResult | FollowUp | Gather | Sequence[FollowUp | Gather] | None
 BlockFunction = Callable[[Any, BlockContext], Outputs | Awaitable[Outputs]]
 """A step. The type of its inputs is its own: a mapping, or a model that they are read into."""
 Function = TypeVar("Function", bound=BlockFunction)
@@ -95,6 +96,10 @@ class PythonBlock:
                 raise answer.error
             if inspect.isawaitable(answer):
                 answer = await answer
+        if (found := follow_ups_in(answer)) is not None:
+            asked = {id(one) for one in context.follow_ups}  # by the context, and returned as well
+            context.follow_ups.extend(one for one in found if id(one) not in asked)
+            return StepResult()
         return self._result(answer)
 
     async def close(self) -> None:

@@ -29,7 +29,7 @@ from reefknot.queue.model.messages import ExecResult
 from reefknot.queue.model.results import answer_of
 from reefknot.queue.model.schedules import next_due
 from reefknot.queue.model.wait_reasons import span
-from reefknot.queue.model.work import SCHEDULED, WorkItem, WorkState, is_over
+from reefknot.queue.model.work import ROUTER, SCHEDULED, WorkItem, WorkState, is_over
 from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.router.settings import settings_from as router_settings
 from reefknot.runtime.clocks import LoopClock, VirtualLoop
@@ -42,6 +42,8 @@ STEP_S = 0.05
 LONGEST_STEP_S = 0.5
 STILL_S = 10.0
 """Virtual time, beyond a router's patience, after which jobs that are due and do not begin are stuck."""
+WAITING_S = 100.0
+"""Virtual time after which jobs are stuck that all wait for others, none of which is open."""
 LONGEST_RUN_S = 3600.0
 """Virtual time after which a step that runs without an end is stuck."""
 TURNS = 20
@@ -69,6 +71,8 @@ class Simulation:
         self._seen: list[tuple[str, WorkState, int, int, int, int]] = []
         """The jobs as they were when they last changed."""
         self._seen_at = 0.0
+        self._waits_since: float | None = None
+        """Since when all open jobs wait for others: since a look that found no other one."""
 
     async def open(self) -> None:
         """Start the system. It lives in the context of the task that calls this."""
@@ -196,6 +200,10 @@ class Simulation:
         seen = [(one.id, one.state, one.attempts, one.due_at, one.updated_at, one.fence) for one in found]
         if seen != self._seen:
             self._seen, self._seen_at = seen, self._loop.time()
+        if not found or not all(one.extra.waits and one.resource_class == ROUTER for one in found):
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = self._loop.time()
         return found
 
     async def _all(self, state: WorkState) -> list[WorkItem]:
@@ -220,6 +228,8 @@ class Simulation:
     def _is_stuck(self) -> bool:
         """Whether no job moves, and none will be due later that would."""
         runs = any(worker.steps.running for worker in self.system.workers)
+        if self._waits_since is not None and not runs and self._loop.time() - self._waits_since >= WAITING_S:
+            return True
         wall = self.store.moment().wall
         due = [one[1] is WorkState.RUNNING or one[3] <= wall for one in self._seen]
         if runs:

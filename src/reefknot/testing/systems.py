@@ -32,7 +32,8 @@ from reefknot.errors import (
 from reefknot.policy.layers import Tree, load_tree
 from reefknot.policy.reading.session import Mark
 from reefknot.policy.settings import Settings, settings_of
-from reefknot.queue.client import Client, Handle, SubmitItem, SubmitOptions
+from reefknot.queue.client import Client, Handle
+from reefknot.queue.model.arguments import SubmitItem, SubmitOptions
 from reefknot.queue.model.messages import ExecResult
 from reefknot.queue.model.results import answer_of
 from reefknot.queue.model.work import WorkItem, record_id
@@ -264,8 +265,8 @@ class _SystemUnderTest:
     async def _wait(self, assignment_id: str, tenant_id: str | None, timeout: Seconds | None) -> str:
         return (await self._ended(assignment_id, tenant_id, timeout)).state.value
 
-    async def _cancel(self, assignment_id: str, tenant_id: str | None, reason: str) -> None:
-        await self._client.job(assignment_id, tenant_id).cancel(reason)
+    async def _cancel(self, assignment_id: str, tenant_id: str | None, reason: str, tree: bool) -> None:
+        await self._client.job(assignment_id, tenant_id).cancel(reason, tree=tree)
         await self._running_simulation.settle()
 
     async def _retry(self, assignment_id: str, tenant_id: str | None, reason: str) -> None:
@@ -297,9 +298,9 @@ class VirtualJob:
         """The state at this moment; `unknown` for an id that no job has. No time passes."""
         return await self._system._call(self._system._status(self.assignment_id, self.tenant_id))
 
-    async def cancel(self, reason: str = "") -> None:
-        """Cancel it. Its result then says `cancelled`."""
-        await self._system._call(self._system._cancel(self.assignment_id, self.tenant_id, reason))
+    async def cancel(self, reason: str = "", *, tree: bool = False) -> None:
+        """Cancel it, with `tree` what follows it or waits for it too. Its result then says `cancelled`."""
+        await self._system._call(self._system._cancel(self.assignment_id, self.tenant_id, reason, tree))
 
     async def retry(self, reason: str = "") -> None:
         """Run it again, as `reefknot job retry` does."""
@@ -420,9 +421,9 @@ class SyncVirtualJob:
         """The state at this moment; `unknown` for an id that no job has. No time passes."""
         return self._system._call(self._system._status(self.assignment_id, self.tenant_id))
 
-    def cancel(self, reason: str = "") -> None:
-        """Cancel it. Its result then says `cancelled`."""
-        self._system._call(self._system._cancel(self.assignment_id, self.tenant_id, reason))
+    def cancel(self, reason: str = "", *, tree: bool = False) -> None:
+        """Cancel it, with `tree` what follows it or waits for it too. Its result then says `cancelled`."""
+        self._system._call(self._system._cancel(self.assignment_id, self.tenant_id, reason, tree))
 
     def retry(self, reason: str = "") -> None:
         """Run it again, as `reefknot job retry` does."""

@@ -237,12 +237,13 @@ class _OfEveryAssignment(Event, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Submitted(_OfEveryAssignment, frozen=True, tag="submitted", kw_only=True):
-    """An assignment was submitted and kept. `actor` is the user of `host` whose `process` submitted it."""
+    """An assignment was submitted and kept, by `actor` in a `process` of `host`; it follows its `parent`, if any."""
 
     event_code: str = "RK-305"
     actor: str
     host: str = ""
     process: int = 0
+    parent: str | None = None
 
 
 class Admission(_OfEveryAssignment, frozen=True, tag="admission", kw_only=True):
@@ -299,11 +300,10 @@ RESULT_DIGITS = 32
 
 class Completed(_OfEveryAssignment, frozen=True, tag="completed", kw_only=True):
     """
-    An assignment ended. `duration_ms` counts from its submission, `attempts` its executions. `attempt_seconds` is there
-    when it was ended while an execution ran: how long that one had run.
+    An assignment ended. `duration_ms` counts from its submission, `attempts` its executions.
 
-    `result_hash` is the first half of the SHA-256 of the stored result; an end without one (cancelled, dropped,
-    expired) has none.
+    `attempt_seconds` is how long an execution had run that this cut short. `result_hash` is the first half of the
+    SHA-256 of the stored result; an end without one (cancelled, dropped, expired) has none.
     """
 
     event_code: str = "RK-304"

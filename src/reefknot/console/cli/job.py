@@ -158,6 +158,11 @@ def show_(job: Id, /, *, tenant: Tenant = None, options: StoreFlags = STORE) -> 
         fields["progress"] = progress_in_words(fields["progress"])
     if fields["waiting"] is not None:
         fields["waiting"] = f"{fields['waiting']['text']}; {fields['waiting']['remedy']}"
+    numbers = ", ".join(f"{number} {state}" for state, number in fields.pop("children_by_state").items())
+    for name in ("children", "after"):
+        fields[name] = ", ".join(f"{one['id']} ({one['state']})" for one in fields[name]) or None
+    if fields["children"]:
+        fields["children"] = f"{numbers}: {fields['children']}"
     put_details({name: value for name, value in fields.items() if name != "history"})
     for line in _timeline(fields["history"], found.kept):
         put(address.redactor(line))
@@ -242,6 +247,7 @@ def _timeline(history: list[dict[str, Any]], kept: list[KeptEntry]) -> list[str]
 @app.command(
     help_epilogue=examples(
         "job cancel order-7 --because 'the order was withdrawn'",
+        "job cancel order-7 --tree --dry-run",
         "job cancel --tenant acme --type http.request --dry-run",
     )
 )
@@ -249,6 +255,7 @@ def cancel(
     *ids: Id,
     flags: JobFlags = NO_FILTER,
     all_: Annotated[bool, arg("Select all pending and running jobs.", "--all")] = False,
+    tree: Annotated[bool, arg("Cancel what follows the named jobs, or waits for them, too.")] = False,
     because: Annotated[str, arg("Reason, for the result and the audit log.")] = "",
     reason: Annotated[str | None, arg("Old spelling of --because.", show=False)] = None,
     options: OperatorFlags = OPERATOR,
@@ -262,9 +269,9 @@ def cancel(
     if reason is not None:
         say("job cancel --reason is deprecated: it is --because now; elsewhere --reason is a filter")
         because = because or reason
-    if len(ids) == 1 and replace(flags, tenant=None) == NO_FILTER and not all_:
+    if len(ids) == 1 and replace(flags, tenant=None) == NO_FILTER and not all_ and not tree:
         return _cancel_one(ids[0], flags.tenant, because, options)
-    query = CancelQuery(ids=_selected(ids, flags, all_=all_), all=all_, **asdict(flags))
+    query = CancelQuery(ids=_selected(ids, flags, all_=all_), all=all_, tree=tree, **asdict(flags))
     return reported(CANCEL, cancel_jobs, query, because=because, options=options)
 
 

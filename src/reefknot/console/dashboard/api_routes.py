@@ -79,6 +79,7 @@ _JOB = {
     "attempts": "integer",
     "created_at": "string",
 }
+_FAMILY = {"parent": "string?", "children": "array", "children_by_state": "object", "after": "array"}
 _COMMAND = {"workers": "array", "actor": "string", "dry_run": "boolean"}
 _RELOAD = {"systems": "array", "actor": "string", "dry_run": "boolean"}
 
@@ -181,11 +182,11 @@ _JOBS = (
     ),
     _get("/jobs/{job}", jobs.show_job, JobParameters).documented(
         "Everything about one job: state, attempts, progress, history, events and result.",
-        {**_JOB, "history": "array", "events": "array"},
+        {**_JOB, **_FAMILY, "history": "array", "events": "array"},
     ),
     _get("/jobs/{job}/story", jobs.job_story, JobParameters).documented(
         "The story of one job for a timeline: its attempts, each with its decision and its wait, and its events.",
-        {"id": "string", "state": "string", "attempts": "array", "events": "array", "total_s": "number"},
+        {"id": "string", "state": "string", "attempts": "array", "events": "array", "total_s": "number", **_FAMILY},
     ),
     _get("/jobs/{job}/logs", jobs.job_logs, LogParameters).documented(
         "The lines that the steps of one job logged, each with its number, time and attempt.",

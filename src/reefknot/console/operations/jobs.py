@@ -15,13 +15,14 @@ from reefknot.console.operations.job_filters import JobChoice, JobFilter, Now, n
 from reefknot.console.operations.job_notes import checkpoint_fields, kept_parts, log_fields, progress_fields
 from reefknot.console.operations.operator import in_slices, polled
 from reefknot.console.operations.values import ParameterUseError, check_limit, check_texts, one_of, time_text
-from reefknot.console.operations.waits import waits_of
+from reefknot.console.operations.waits import family_fields, waits_of
 from reefknot.errors import KeyConflictError, OperationError, QueueFullError
 from reefknot.idempotency.model import header_key
 from reefknot.queue.client import Client
+from reefknot.queue.family import open_family
 from reefknot.queue.model.message_schema import written_assignment
 from reefknot.queue.model.messages import InvalidMessage, encode
-from reefknot.queue.model.results import answer_of
+from reefknot.queue.model.results import answer_of, assignment_of
 from reefknot.queue.model.transitions import Requeue
 from reefknot.queue.model.work import (
     ROUTER,
@@ -114,10 +115,11 @@ def job_details(item: WorkItem, redactor: Redactor) -> dict[str, Any]:
     names = ("correlation_id", "trace_id", "generation", "snoozes", "interruptions", "crashes")
     ingestion = is_ingestion(item)
     answer = answer_of(item) if item.result is None and not ingestion else None
+    payload = encode(assignment_of(item)) if item.extra.gathers else item.payload  # without its children's
     return {
         **{name: redactor.tree(getattr(item, name)) for name in names},
         "source": item.source or None,
-        "ingestion_job" if ingestion else "assignment": _decoded(item.payload or None, redactor),
+        "ingestion_job" if ingestion else "assignment": _decoded(payload or None, redactor),
         "failure": _decoded(item.failure, redactor),
         "result": _decoded(item.result if answer is None else encode(answer), redactor),
         "history": [
@@ -211,8 +213,7 @@ async def find_jobs(operator: Operator, text: str) -> dict[str, Any]:
         page = await store.work.search(which, limit=MOST_FOUND)
         is_cut = is_cut or bool(page.after)
         for item in page.items:
-            fields = safe_job_fields(item, now, operator.redactor)
-            found.setdefault(item.id, {**fields, "found_by": by})
+            found.setdefault(item.id, {**safe_job_fields(item, now, operator.redactor), "found_by": by})
     return {"text": operator.redactor.values_out_of(text), "jobs": list(found.values()), "is_cut": is_cut}
 
 
@@ -225,13 +226,14 @@ class FoundJob(NamedTuple):
     item: WorkItem
     kept: list[KeptEntry]
     now: Now
-    wait: Wait | None
-    checkpoint: dict[str, Any] | None
+    wait: Wait | None = None
+    checkpoint: dict[str, Any] | None = None
+    family: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
     def fields(self, redactor: Redactor) -> dict[str, Any]:
         """Everything about the job but its events."""
         fields = safe_job_fields(self.item, self.now, redactor, self.wait)
-        return {**fields, "checkpoint": self.checkpoint, **job_details(self.item, redactor)}
+        return {**fields, "checkpoint": self.checkpoint, **job_details(self.item, redactor), **self.family}
 
 
 async def find_job(operator: Operator, job: str, tenant: str | None = None) -> FoundJob:
@@ -239,7 +241,8 @@ async def find_job(operator: Operator, job: str, tenant: str | None = None) -> F
     item, store = await _item(operator, job, tenant), operator.store
     kept, now = await _events(store.audit, item), await now_in(store)
     checkpoint = checkpoint_fields(operator, item, await kept_parts(store, item))
-    return FoundJob(item, kept, now, await _wait(store, item, kept, now), checkpoint)
+    family = await family_fields(store, item, now, operator.redactor)
+    return FoundJob(item, kept, now, await _wait(store, item, kept, now), checkpoint, family)
 
 
 async def _wait(store: Store, item: WorkItem, kept: list[KeptEntry], now: Now) -> Wait | None:
@@ -261,9 +264,8 @@ async def job_logs(operator: Operator, job: str, tenant: str | None = None, afte
 
     The job is read first: once it has ended, these are all of its lines.
     """
-    item = await _item(operator, job, tenant)
-    state = await state_in_words(operator.store, item)
-    found = log_fields(operator, await kept_parts(operator.store, item), after)
+    item, store = await _item(operator, job, tenant), operator.store
+    found, state = log_fields(operator, await kept_parts(store, item), after), await state_in_words(store, item)
     return {**safe_ids(item, operator.redactor), "state": state, "progress": progress_fields(item), **found}
 
 
@@ -287,8 +289,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
     found = attempts_of(item, readable, None if settings is None else settings.book, runs=runs)
     ended = item.updated_at if is_over(item) else None
     names = ("id", "tenant_id", "type", "state", "class", "reason", "progress", "waiting", "created_at", "deadline_at")
-    details = job_details(item, redactor)
-    events = _shown(kept, redactor)
+    details, events = job_details(item, redactor), _shown(kept, redactor)
     key, key_from = key_of(item, found.idempotency_key, details.get("assignment"))
     sent = header_key(key or "") if key_from == "step" and item.kind == "http.request" else key
     return {
@@ -302,6 +303,7 @@ async def job_story(operator: Operator, job: str, tenant: str | None = None) -> 
         "idempotency_key_from": key_from,
         "idempotency_key_sent": sent if sent != key else None,
         **versions_of(item),
+        **await family_fields(store, item, now, operator.redactor),
         "worker": fields["worker"] or found.worker_id,
         "attempts": redactor.tree([msgspec.to_builtins(one) for one in found.attempts]),
         "events": events,
@@ -529,6 +531,23 @@ class CancelQuery(JobChoice, frozen=True, kw_only=True):
     PARTICIPLE: ClassVar[str] = "cancelled"
     ACCEPTED: ClassVar[str] = "pending, running"
 
+    tree: bool = False
+    """Whether all that follows the named jobs, or waits for them, is meant too."""
+
+    def __post_init__(self) -> None:
+        JobChoice.__post_init__(self)
+        if self.tree and not self.ids:
+            raise ParameterUseError("tree", "only together with ids, which name the jobs at the top")
+
+
+async def _with_families(operator: Operator, query: CancelQuery) -> tuple[str, ...]:
+    """The ids of the named jobs, and of all that follows them or waits for them and has not ended."""
+    found = dict[str, None]()
+    for name in query.ids:
+        family = await open_family(operator.store.work, await _item(operator, name, query.tenant))
+        found |= dict.fromkeys(one.assignment_id for one in family)
+    return tuple(found) or query.ids
+
 
 class RetryQuery(JobChoice, frozen=True, kw_only=True):
     """The jobs to retry: named ones, or those that ended without success and match every given field."""
@@ -545,7 +564,13 @@ class RetryQuery(JobChoice, frozen=True, kw_only=True):
 async def cancel_jobs(
     operator: Operator, query: CancelQuery, *, because: str = "", dry_run: bool = False, listener: BulkListener = SILENT
 ) -> dict[str, Any]:
-    """Cancel jobs wherever they are, some at a time. After an interruption, call it again for the rest."""
+    """
+    Cancel jobs wherever they are, some at a time. After an interruption, call it again for the rest.
+
+    With `tree`, the jobs are named, and all that follows them or waits for them is cancelled too.
+    """
+    if query.tree:
+        query = msgspec.structs.replace(query, ids=await _with_families(operator, query), tree=False)
     return await change_jobs(operator, CANCEL, query, because=because.strip(), dry_run=dry_run, listener=listener)
 
 

@@ -9,6 +9,7 @@ nothing is read for a list of jobs that do not wait.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +17,12 @@ import msgspec
 
 from reefknot.idempotency.model import KeyState
 from reefknot.ingest.sources import SourceRecords
+from reefknot.queue.family import awaited_by, named
+from reefknot.queue.model.follow_ups import children_ids
 from reefknot.queue.model.results import waits_for
 from reefknot.queue.model.source_health import SourceCondition
 from reefknot.queue.model.wait_reasons import (
+    AwaitedFacts,
     FleetFacts,
     JobFacts,
     KeyFacts,
@@ -34,6 +38,7 @@ from reefknot.queue.model.work import (
     SCHEDULED,
     WorkItem,
     WorkState,
+    assignment_and_tenant,
     is_ingestion,
     is_suspect,
     visible_state,
@@ -44,13 +49,34 @@ from reefknot.queue.port.work_queue import WorkFilter
 from reefknot.queue.presence import fleet_of, known_pool, living_systems, serving, silent_systems
 
 if TYPE_CHECKING:
+    from reefknot.console.operations.job_filters import Now
+    from reefknot.core.redaction import Redactor
     from reefknot.core.time import Moment
     from reefknot.queue.presence import Status
     from reefknot.stores.port import Store
 
+MOST_CHILDREN_SHOWN = 20
 MOST_AHEAD = 1000
 """Jobs of one queue that are looked at to count those ahead of another."""
 _HELD_KEY = re.compile(r"key (['\"])(?P<key>.*)\1 is in progress at (?P<owner>.*)", re.DOTALL)
+
+
+async def family_fields(store: Store, item: WorkItem, now: Now, redactor: Redactor) -> dict[str, Any]:
+    """The parent of a job, the first of its children and their number by state, and the jobs that it waits for."""
+    children = list((await named(store.work, children_ids(item))).values())
+    states = Counter(visible_state(one, now.moment, gone=now.gone).value for one in children)
+    after = list((await named(store.work, item.extra.after)).values())
+    return {
+        "parent": redactor.values_out_of(assignment_and_tenant(item.extra.parent)[0]) or None,
+        "children": [_relative(one, now, redactor) for one in children[:MOST_CHILDREN_SHOWN]],
+        "children_by_state": dict(states.most_common()),
+        "after": [_relative(one, now, redactor) for one in after[:MOST_CHILDREN_SHOWN]],
+    }
+
+
+def _relative(item: WorkItem, now: Now, redactor: Redactor) -> dict[str, str]:
+    state = visible_state(item, now.moment, gone=now.gone)
+    return {"id": redactor.values_out_of(item.assignment_id), "type": item.kind, "state": state.value}
 
 
 class Look(NamedTuple):
@@ -169,6 +195,7 @@ async def _facts(store: Store, item: WorkItem, look: Look, most: int | None) -> 
         is_quarantined=is_quarantined,
         pause=_pause(item, look),
         limit=_limit(item, look),
+        awaited=await _awaited(store, item),
     )
 
 
@@ -210,6 +237,17 @@ def _inputs(item: WorkItem) -> Mapping[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+async def _awaited(store: Store, item: WorkItem) -> AwaitedFacts | None:
+    """The other jobs that a job waits for which no worker has."""
+    if not item.extra.waits or item.resource_class != ROUTER or item.state is WorkState.QUARANTINED:
+        return None
+    found = await awaited_by(store.work, item)
+    if found.first is None:
+        return AwaitedFacts(found.number, found.left)
+    first, is_aside = found.first, found.first.state is WorkState.QUARANTINED
+    return AwaitedFacts(found.number, found.left, first.assignment_id, first.tenant_id or "", is_aside)
 
 
 def _failure(item: WorkItem) -> dict[str, Any]:

@@ -129,6 +129,8 @@ class StepOutcome(Struct, frozen=True):
     exceptions: tuple[str, ...] = ()
     """The qualified class names of what the step raised, most specific first."""
     traceback: str = ""
+    follow_ups: tuple[WorkItem, ...] = ()
+    """The work that follows, if it was successful."""
 
 
 def failure_of_outcome(ran: StepOutcome) -> Failure:

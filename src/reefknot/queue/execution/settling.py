@@ -8,7 +8,7 @@ lease lasts.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,10 @@ from reefknot.audit.assignments import vanished_events
 from reefknot.audit.journal import Journal
 from reefknot.audit.port import AuditEntry
 from reefknot.core.clock import Clock
+from reefknot.queue.family import named
+from reefknot.queue.model.follow_ups import awaited
+from reefknot.queue.model.messages import ExecResult
+from reefknot.queue.model.results import result_or_gone
 from reefknot.queue.model.work import Interrupted, Snooze, TryAgain, WorkItem
 from reefknot.queue.port.work_queue import Held, Settlement, WorkQueue
 from reefknot.runtime.log import error_text, logger
@@ -26,8 +30,28 @@ from reefknot.runtime.timeouts import STORE_S, Timeouts
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
+_PAGE = 50
 
 C = TypeVar("C")
+
+
+class AwaitedResults:
+    """The results of all work that an item has waited for, in order, in pages."""
+
+    def __init__(self, work: WorkQueue, item: WorkItem) -> None:
+        self._work = work
+        self._item = item
+        self.loop = asyncio.get_running_loop()
+
+    async def __aiter__(self) -> AsyncIterator[list[ExecResult]]:
+        records = awaited(self._item)
+        known = await named(self._work, records)
+        for at in range(0, len(records), _PAGE):
+            page = records[at : at + _PAGE]
+            ids = [known[one].id if one in known else one for one in page]
+            async with asyncio.timeout(STORE_S):
+                found = await asyncio.gather(*map(self._work.get, ids))
+            yield [result_or_gone(*one) for one in zip(found, ids, strict=True)]
 
 
 class Claims:
@@ -204,15 +228,15 @@ class Settling:
         if not kept:
             logger().info("%s: lease of %s lost; its result is dropped", self._context.name, one.settlement.id)
             return
-        if one.end_trace is not None:
+        if one.end_trace is not None and one.settlement.is_kept_as_reported:
             one.end_trace()
-        settled = one.settlement.settled
+        settled = one.settlement.kept_as
         if isinstance(settled, TryAgain | Snooze):
             one.pool.due_again(one.item, settled.due_at)
 
     async def _after(self, kept: list[EndedAttempt]) -> None:
-        if kept and self._publish is not None:
-            await self._publish(kept)
+        if self._publish is not None and (ended := [one for one in kept if one.settlement.is_kept_as_reported]):
+            await self._publish(ended)
 
     def _log_not_kept(self, one: EndedAttempt, error: Exception, more: int = 0) -> None:
         others = f" and {more} more" if more else ""

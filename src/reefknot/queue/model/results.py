@@ -15,7 +15,7 @@ from reefknot.core.failure import ErrorCode
 from reefknot.queue.model.admission import RejectReason
 from reefknot.queue.model.messages import Correlation, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
 from reefknot.queue.model.submission import EXPIRED, OVERDUE
-from reefknot.queue.model.work import WorkItem, WorkState, is_over, is_workers
+from reefknot.queue.model.work import WorkItem, WorkState, assignment_and_tenant, is_over, is_workers
 
 EXPIRED_MESSAGE = "the deadline passed while the assignment was queued; it was not run"
 OVERDUE_MESSAGE = "the deadline passed, and the worker that was running the assignment did not answer"
@@ -126,6 +126,17 @@ def answer_of(item: WorkItem | None) -> ExecResult | None:
     result = unrun_result(assignment_of(item), status, code, message, provider=worker_id or "router")
     ran_ms, retries = item.history[-1].ran_ms if item.history else 0, max(0, item.attempts - 1)
     return msgspec.structs.replace(result, latency_ms=ran_ms, retries_used=retries, timestamp=item.updated_at)
+
+
+def result_or_gone(item: WorkItem | None, record: str) -> ExecResult:
+    """The result of work that is over; of work whose record is kept no longer, an error that says so."""
+    found = answer_of(item)
+    if found is not None:
+        return found
+    name, tenant = assignment_and_tenant(record)
+    gone = ExecAssignment(name, name, Job("" if item is None else item.kind), tenant_id=tenant)
+    message = "it is not over: it was retried" if item is not None else "its record is not kept any longer"
+    return unrun_result(gone, ResultStatus.ERROR, ErrorCode.internal_error, message)
 
 
 def _end_of(item: WorkItem) -> tuple[ResultStatus, ErrorCode, str]:

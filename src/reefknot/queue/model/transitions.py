@@ -114,6 +114,7 @@ def replaced(item: WorkItem, payload: bytes, now: Moment, *, who: str, why: str 
     """
     name = item.assignment_id
     link = HistoryEntry(now.wall, "replaces", f"{name}: {why}" if why else name, who)
+    root = item.family_id if item.extra.gathers else item.extra.root
     again = structs.replace(
         item,
         id=next_record(item.id),
@@ -122,7 +123,7 @@ def replaced(item: WorkItem, payload: bytes, now: Moment, *, who: str, why: str 
         deadline_at=deadline_again(item, now),
         admission="",
         payload=payload,
-        extra=structs.replace(item.extra, notes=None),
+        extra=structs.replace(item.extra, notes=None, root=root),
     )
     new = structs.replace(accepted(again, now), history=(link,))
     return discard(item, now, who=who, reason=replaced_reason(name)), new

@@ -39,6 +39,7 @@ class WaitCode(StrEnum):
     POOL_FULL = "pool_full"
     TENANT_TURN = "tenant_turn"
     SCHEDULED = "scheduled"
+    OTHER_WORK = "other_work"
     RETRY = "retry"
     RATE_LIMITED = "rate_limited"
     QUEUE_PAUSED = "queue_paused"
@@ -196,6 +197,18 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     is_quarantined: bool = False
     pause: PauseFacts | None = None
     limit: LimitFacts | None = None
+    awaited: "AwaitedFacts | None" = None
+    """The other jobs that it waits for."""
+
+
+class AwaitedFacts(Struct, frozen=True):
+    """The jobs that a job waits for: the number of all, the number left, and the first of these."""
+
+    number: int
+    left: int
+    name: str = ""
+    tenant: str = ""
+    is_quarantined: bool = False
 
 
 # ---- the answer ------------------------------------------------------------------------------------------------------
@@ -253,6 +266,8 @@ def _put_off(job: JobFacts, fleet: FleetFacts) -> Wait | None:
         text = f"the idempotency key {job.key.key} is held by {job.key.owner}{until}"
         remedy = f"it goes on once the key is free; `reefknot idempotency show {quote(job.key.key)}` tells its state"
         return Wait(WaitCode.KEY_HELD, text, remedy)
+    if job.awaited is not None and job.awaited.left:
+        return _other_work(job.awaited, has_router=fleet.routers > 0)
     if job.due_in <= 0:
         return None
     again = f"in {span(job.due_in)}"
@@ -273,6 +288,24 @@ def _put_off(job: JobFacts, fleet: FleetFacts) -> Wait | None:
         text = f"it was put off ({job.reason})" if job.reason else "it was put off"
         return Wait(WaitCode.PUT_OFF, f"{text} and is due {again}", "nothing to do; it continues by itself")
     return _retry(job, fleet, again)
+
+
+def _other_work(awaited: AwaitedFacts, *, has_router: bool) -> Wait:
+    name, of = quote(awaited.name), f" of {awaited.number}" if awaited.number > 1 else ""
+    text = f"it waits for {awaited.left}{of} jobs" if of else "it waits for another job"
+    idle = "no router is running, start a system with `reefknot up`"
+    if not awaited.name:
+        remedy = "nothing to do; they begin as there is room" if has_router else idle
+        return Wait(WaitCode.OTHER_WORK, text, remedy)
+    tenant = f" --tenant {quote(awaited.tenant)}" if awaited.tenant else ""
+    if awaited.is_quarantined:
+        remedy = (
+            f"fix the cause, then `reefknot quarantine requeue {name}{tenant}`; or give that one up with "
+            f"`reefknot quarantine discard {name}{tenant}`"
+        )
+        return Wait(WaitCode.OTHER_WORK, f"{text}: {awaited.name}, which is in quarantine", remedy)
+    remedy = f"nothing to do; it goes on when they end: `reefknot job show {name}{tenant}`" if has_router else idle
+    return Wait(WaitCode.OTHER_WORK, f"{text}{', the first of them' if of else ','} {awaited.name}", remedy)
 
 
 def _retry(job: JobFacts, fleet: FleetFacts, again: str) -> Wait:

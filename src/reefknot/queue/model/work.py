@@ -124,6 +124,28 @@ class Extra(Struct, frozen=True, gc=False, omit_defaults=True):
 
     held_at: int = 0
     """Since when it waits at its router for a limit or a pause (ms UTC): that time is not counted."""
+    # Follow-ups: see `reefknot.queue.model.follow_ups`.
+    parent: str = ""
+    """The record whose step, or whose gather, this follows."""
+    depth: int = 0
+    """The number of follow-ups in a row up to this one."""
+    children: int = 0
+    """The number of its follow-ups and of its gather's children that are stored."""
+    gathers: int = 0
+    """The number of children that it waits for."""
+    after: tuple[str, ...] = ()
+    """The records of other jobs that it waits for."""
+    over: int = 0
+    """How many of the first that it waits for have succeeded."""
+    return_failures: bool = False
+    """Whether it runs although some of them have failed."""
+    root: str = ""
+    """The record that its children's ids are derived from, if that is an earlier version of it."""
+
+    @property
+    def waits(self) -> int:
+        """The number of other jobs that the work waits for, or has waited for."""
+        return self.gathers + len(self.after)
 
 
 NO_EXTRA = Extra()
@@ -165,6 +187,11 @@ class WorkItem(Struct, frozen=True, gc=False, array_like=True):
     """The resource class whose slots run it, independent of its holder: `io` for `router` and for `io@worker-1`."""
     payload: bytes = b""
     extra: Extra = NO_EXTRA
+
+    @property
+    def family_id(self) -> str:
+        """The record that the ids of its children are derived from."""
+        return self.extra.root or self.id
 
     @property
     def assignment_id(self) -> str:
@@ -231,6 +258,16 @@ class Snooze(Struct, frozen=True, gc=False):
     failure: str | None = None
 
 
+class Waits(Struct, frozen=True, gc=False):
+    """
+    Report of a router that other work is not over which the item waits for: it is looked at again. Spends nothing.
+    """
+
+    due_at: int
+    over: int
+    """See `Extra.over`."""
+
+
 class Interrupted(Struct, frozen=True, gc=False):
     """Report of an owner that shuts down: the item is due for others at once."""
 
@@ -255,7 +292,18 @@ class Quarantine(Struct, frozen=True, gc=False):
     result: str | None = None
 
 
-Settled = WorkDone | WorkFailed | WorkRejected | WorkCancelled | TryAgain | Snooze | Interrupted | Returned | Quarantine
+Settled = (
+    WorkDone
+    | WorkFailed
+    | WorkRejected
+    | WorkCancelled
+    | TryAgain
+    | Snooze
+    | Waits
+    | Interrupted
+    | Returned
+    | Quarantine
+)
 
 
 def moved(item: WorkItem, state: WorkState) -> WorkState:
@@ -272,7 +320,8 @@ def accepted(item: WorkItem, now: Moment, *, is_claimed: bool = False) -> WorkIt
     A submission that is due later is scheduled, unless its router claims it at once, or a worker had accepted it
     before: then it only waits for its retry.
     """
-    is_scheduled = item.resource_class == ROUTER and item.due_at > now.wall and not (is_claimed or item.admission)
+    is_later = item.due_at > now.wall or item.extra.waits > 0
+    is_scheduled = item.resource_class == ROUTER and is_later and not (is_claimed or item.admission)
     return WorkItem(
         id=item.id,
         kind=item.kind,
@@ -453,6 +502,9 @@ def settle(item: WorkItem, settled: Settled, now: Moment) -> WorkItem:
             budget = structs.replace(item.budget, first_attempt_at=moved_on, failure_type=kind)
             put_off = structs.replace(item, snoozes=item.snoozes + 1, failure=failure or item.failure, budget=budget)
             return _waiting(put_off, now, due_at=due_at, reason=reason)
+        case Waits(due_at=due_at, over=over):
+            looked = structs.replace(item, extra=structs.replace(item.extra, over=over))
+            return _waiting(looked, now, due_at=due_at, reason=SCHEDULED)
         case Interrupted(reason=reason):
             back = structs.replace(item, interruptions=item.interruptions + (item.resource_class != ROUTER))
             return _waiting(back, now, due_at=min(item.due_at, now.wall), reason=reason)

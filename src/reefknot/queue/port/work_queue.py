@@ -20,10 +20,20 @@ from reefknot.core.time import Moment
 from reefknot.errors import ParameterError
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.failure_groups import FailureGroups, fingerprint_of, has_error
+from reefknot.queue.model.follow_ups import RefusedFollowUp, admitted, with_children
 from reefknot.queue.model.notes import Notes
-from reefknot.queue.model.submission import SubmissionRules
+from reefknot.queue.model.submission import BatchAdmission, SubmissionRules
 from reefknot.queue.model.transitions import Transition
-from reefknot.queue.model.work import CRASH_LIMIT, Settled, WorkItem, WorkState, is_ingestion, is_over, visible_state
+from reefknot.queue.model.work import (
+    CRASH_LIMIT,
+    Settled,
+    WorkItem,
+    WorkState,
+    is_ingestion,
+    is_over,
+    settle,
+    visible_state,
+)
 from reefknot.queue.port.transport import Notice
 
 
@@ -114,6 +124,39 @@ class WorkClaim(Struct, frozen=True):
     """The events of each item whose lease ran out."""
 
 
+class FollowUps(Struct):
+    """
+    Items that are stored in the step that keeps a report, all of them or none: the children of the reported item.
+
+    One that is refused (see `follow_ups.admitted`) changes the report: `refused` says into what, and into which events.
+    """
+
+    items: tuple[WorkItem, ...]
+    rules: SubmissionRules
+    events: ItemEvents
+    """The events of each item that is stored."""
+    refused: Callable[[RefusedFollowUp], tuple[Settled, tuple[AuditEntry, ...]]]
+    instead: Settled | None = None
+    """What the store has kept in place of the report. It is set by the store."""
+
+    def admit(
+        self, parent: WorkItem, known: Mapping[str, WorkItem], arrivals: BatchAdmission, now: Moment
+    ) -> tuple[list[WorkItem], list[AuditEntry]]:
+        """The items to store, and their events; or none, and the events in place of the report's: see `instead`."""
+        found = admitted(parent, self.items, known, arrivals, self.rules, now)
+        if isinstance(found, RefusedFollowUp):
+            self.instead, events = self.refused(found)
+            return [], list(events)
+        self.instead = None
+        return found, [event for item in found for event in self.events(item)]
+
+    def settle(self, parent: WorkItem, settled: Settled, now: Moment) -> WorkItem:
+        """The parent after its report, with its children counted; or after what was kept in its place."""
+        if self.instead is not None:
+            return settle(parent, self.instead, now)
+        return with_children(settle(parent, settled, now), len(self.items))
+
+
 class Settlement(Struct, frozen=True, gc=False):
     """An owner's report about one item it holds."""
 
@@ -128,6 +171,17 @@ class Settlement(Struct, frozen=True, gc=False):
     """The message about it. The store sends it in the same step, if it can and the report is kept."""
     notes: Notes | None = None
     """What the step has said and is not stored yet."""
+    follow_ups: FollowUps | None = None
+
+    @property
+    def is_kept_as_reported(self) -> bool:
+        """Whether the store, if it has kept the report, has not changed it because of a refused follow-up."""
+        return self.follow_ups is None or self.follow_ups.instead is None
+
+    @property
+    def kept_as(self) -> Settled:
+        """The report as the store has kept it."""
+        return self.settled if self.follow_ups is None else self.follow_ups.instead or self.settled
 
 
 class WorkSnapshot(Struct, frozen=True):
@@ -323,7 +377,12 @@ class WorkQueue(Protocol):
         """The parts of an item's notes (`CHECKPOINT`, `LINES`), as they were last kept."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        """Report, in one step. False: that lease was lost, and nothing of its report was kept."""
+        """
+        Report, in one step. False: that lease was lost, and nothing of its report was kept.
+
+        The follow-ups of a report are stored in the same step. If one of them is refused, none is, and the report is
+        changed (`FollowUps.instead`); its notice is not sent then.
+        """
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
         """Call it off, pending or running. False when there is no such item or it has ended."""
@@ -357,6 +416,9 @@ class WorkQueue(Protocol):
 
     async def get(self, work_id: str) -> WorkItem | None:
         """The item with its payload, if there is one."""
+
+    async def named(self, ids: Sequence[str]) -> list[WorkItem]:
+        """Items of these ids, as far as there are any, without payloads, in no order."""
 
     async def search(
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False

@@ -21,7 +21,9 @@ from reefknot.audit.model.event import Event, OperatorAction, Requeued, Routing
 from reefknot.core.clock import Clock
 from reefknot.core.limits import Grant
 from reefknot.queue.execution.events import expired_event
+from reefknot.queue.model.admission import OverloadStatus
 from reefknot.queue.model.messages import ExecAssignment
+from reefknot.queue.model.work import WorkItem
 from reefknot.queue.port.transport import Transport
 from reefknot.queue.port.work_queue import Held, WorkQueue
 from reefknot.queue.router.settings import RouterSettings
@@ -43,6 +45,8 @@ class ClaimedSubmission(Struct, frozen=True):
     """When an operator last retried it (ms UTC): an older result belongs to an earlier generation."""
     generation: int = 0
     """How often it was restarted with its full retry budget."""
+    waits: WorkItem | None = None
+    """Its record, if it has to wait for other work: see `waiting`."""
 
 
 _GARBAGE = 1000
@@ -64,6 +68,7 @@ class Pending(Struct, eq=False):
     was_accepted: bool
     requeued_at: int
     generation: int
+    waits: WorkItem | None
     id: str = ""
     maybe_held_before_send: bool = False
     """`sent_before` as of the previous send. Restored on refusal: a worker that refused cannot hold it."""
@@ -388,6 +393,24 @@ def _count_down(counts: Counter[tuple[str, str]], key: tuple[str, str]) -> None:
 
 
 # ---- the context -----------------------------------------------------------------------------------------------------
+
+
+class RouterSnapshot(Struct, frozen=True):
+    """The router at one moment."""
+
+    router_id: str
+    waiting: int
+    pending: int
+    status: OverloadStatus
+    workers: dict[str, dict[str, Any]]
+    """By class and id, at most `MOST_SHOWN` in all."""
+    workers_left_out: int = 0
+    unanswered: dict[str, tuple[str, float]] = {}
+    """Assignments that were sent a while ago and not acknowledged: the worker of each, and the seconds since."""
+    is_shared: bool = False
+    """Whether it also sends to workers that do not tell of themselves."""
+    limits: list[dict[str, Any]] = []
+    """The limits of the fleet, each with the keys that work waits for."""
 
 
 class RouterContext(Struct, frozen=True):

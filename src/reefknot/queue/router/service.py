@@ -13,7 +13,6 @@ from math import inf
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from reefknot.audit.assignments import ended_event
 from reefknot.audit.journal import Journal
@@ -21,7 +20,8 @@ from reefknot.clock import SteadyClock
 from reefknot.core.clock import Clock
 from reefknot.core.redaction import Redactor
 from reefknot.queue.execution.tracing import submitting
-from reefknot.queue.model.admission import OverloadStatus, level
+from reefknot.queue.model.admission import level
+from reefknot.queue.model.arguments import validated
 from reefknot.queue.model.messages import ACK, HEARTBEAT, RESULT, Cancel, ExecAssignment, ExecResult, encode
 from reefknot.queue.model.results import answer_of, assignment_of, cancel_reason
 from reefknot.queue.model.work import ROUTER, WorkItem, WorkState, is_ingestion, is_over, is_workers, pool_of, worker_of
@@ -33,9 +33,10 @@ from reefknot.queue.router.dispatch import SHARED, Dispatcher
 from reefknot.queue.router.health import HealthTable
 from reefknot.queue.router.inbox import Inbox
 from reefknot.queue.router.limits import DestinationOf, RouterLimits
-from reefknot.queue.router.pending import Pending, PendingTable, RouterContext
+from reefknot.queue.router.pending import ClaimedSubmission, Pending, PendingTable, RouterContext, RouterSnapshot
 from reefknot.queue.router.settings import RouterSettings
-from reefknot.queue.router.submissions import LocalCallers, Submissions, validated
+from reefknot.queue.router.submissions import LocalCallers, Submissions
+from reefknot.queue.router.waiting import WaitingWork
 from reefknot.runtime.event_loops import require_asyncio
 from reefknot.runtime.log import RepeatedErrors
 from reefknot.runtime.seeds import new_id
@@ -44,14 +45,12 @@ from reefknot.runtime.timeouts import STORE_S
 from reefknot.runtime.tracing import tracing
 from reefknot.stores.port import Store
 
-TICK_S = 0.05
-CHECK_S = 0.25
+TICK_S, CHECK_S = 0.05, 0.25
 CLAIM_S = 5.0
 CALLERS_S = 1.0
 RECALL_S = 4.0
 """How often work of gone workers is looked for; longer than it takes to hear of every worker."""
-CALLER_WAIT_S = 30.0
-CONTROL_S = 5.0
+CALLER_WAIT_S, CONTROL_S = 30.0, 5.0
 STORE_PAUSE_S = 0.25
 BATCH = 200
 AT_ONCE = 64
@@ -64,24 +63,6 @@ MOST_UNANSWERED = 100
 """Assignments that a snapshot names as not acknowledged, and the seconds from which on one counts."""
 
 _cancels = msgspec.json.Decoder(Cancel)
-
-
-class RouterSnapshot(Struct, frozen=True):
-    """The router at one moment."""
-
-    router_id: str
-    waiting: int
-    pending: int
-    status: OverloadStatus
-    workers: dict[str, dict[str, Any]]
-    """By class and id, at most `MOST_SHOWN` in all."""
-    workers_left_out: int = 0
-    unanswered: dict[str, tuple[str, float]] = {}
-    """Assignments that were sent a while ago and not acknowledged: the worker of each, and the seconds since."""
-    is_shared: bool = False
-    """Whether it also sends to workers that do not tell of themselves."""
-    limits: list[dict[str, Any]] = []
-    """The limits of the fleet, each with the keys that work waits for."""
 
 
 class Router:
@@ -138,11 +119,10 @@ class Router:
         self.health = HealthTable(own_workers)
         self._callers = LocalCallers(context, self.submissions, on_claimed=self._wake.set, on_left=self._left)
         self.limits = RouterLimits(context, store, pauses, destination_of, wake=self._wake.set)
-        self._completion = Completion(context, resolve=self._callers.resolve, freed=self._after_ends)
+        self._completion = done = Completion(context, resolve=self._resolve, freed=self._after_ends)
+        self._waiting_work = WaitingWork(context, self.submissions, done, wake=self._wake.set)
         self.dispatcher = Dispatcher(context, self.health, self._completion, self.limits)
-        self._inbox = Inbox(
-            context, self.health, self.dispatcher, self._completion, tasks=self._background, wake=self._wake.set
-        )
+        self._inbox = Inbox(context, self.health, self.dispatcher, done, tasks=self._background, wake=self._wake.set)
         self.services = Services(router_id)
         self._started_at = self._obeyed = 0
         """The sequence of the last command that was looked at."""
@@ -164,6 +144,7 @@ class Router:
             (self._obey, "commands"),
             (self._callers.batch.serve, "submissions"),
             (self._completion.batch.serve, "completion"),
+            (self._waiting_work.serve, "waiting work"),
         ]
         for service, name in loops:
             self.services.keep(name, service)
@@ -203,7 +184,7 @@ class Router:
         await self.services.stop()
         await self._background.stop()
         await self._background.run_logged("the last results could not be kept", self._last_writes)
-        held = [one.held for one in self.table.all()]
+        held = [*(one.held for one in self.table.all()), *self._waiting_work.held.values()]
         if held:
             await self._background.run_logged(
                 "pending work could not be given back", self.submissions.claims.give_back, held
@@ -275,7 +256,8 @@ class Router:
         if worker_id and self.health.is_live(worker_id, self._clock.now()):
             await self.dispatcher.send_cancel(assignment_of(item), why)
             return True
-        if item.state is WorkState.RUNNING and not worker_id and not is_ingestion(item):
+        is_elsewhere = item.state is WorkState.RUNNING and item.id not in self._waiting_work.held
+        if is_elsewhere and not worker_id and not is_ingestion(item):
             return False  # another router holds it
         return await self._cancel_in_store(item, why)
 
@@ -287,6 +269,11 @@ class Router:
                 return False
         await self._callers.answer_from_store(item.id)
         return True
+
+    def _resolve(self, work_id: str, result: ExecResult) -> None:
+        """Give a result to its caller, and let what waits for it know."""
+        self._callers.resolve(work_id, result)
+        self._waiting_work.ended(work_id)
 
     async def _resolve_callers(self) -> None:
         """
@@ -416,11 +403,24 @@ class Router:
         claimed = await self.submissions.claims.finish(claim, lambda one: one.held)
         now = self._clock.now()
         for one in claimed:
-            self.table.add(one, self.submissions.class_of(one.assignment), now)
+            if one.waits is None:
+                self.table.add(one, self.submissions.class_of(one.assignment), now)
+        for one in claimed:
+            if one.waits is not None:
+                self._waiting_work.held[one.held.id] = one.held
+                await self._background.start("waiting work was not looked at", self._look_at, one)
         if self._early_cancels:
-            await self._cancel_early_ones([one.assignment.record_id for one in claimed])
+            await self._cancel_early_ones([one.held.id for one in claimed if one.waits is None])
         if claimed:
             self._wake.set()
+
+    async def _look_at(self, waiting: ClaimedSubmission) -> None:
+        """Look at work that waits for other work, unless it was cancelled before that or meanwhile."""
+        name = waiting.held.id
+        if name not in self._early_cancels:
+            await self._waiting_work.look(waiting)
+        await self._cancel_early_ones([name] if name in self._early_cancels else [])
+        self._waiting_work.held.pop(name, None)
 
     async def _recall_from_gone(self) -> None:
         """Bring work back that is queued for workers which are gone: then it is routed, expired or cancelled here."""

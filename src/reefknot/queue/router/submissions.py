@@ -8,7 +8,7 @@ whichever process wrote it.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 from msgspec import Struct, structs
@@ -17,15 +17,14 @@ from reefknot.audit.assignments import briefly_about, completed_event, ended_eve
 from reefknot.audit.journal import Journal, about_item
 from reefknot.audit.model.event import Admission, Dropped, Quarantined, Requeued
 from reefknot.audit.port import AuditEntry
-from reefknot.core.canonical import canonical, record_fingerprint
+from reefknot.core.canonical import record_fingerprint
 from reefknot.core.clock import Clock
 from reefknot.core.failure import ErrorCode
-from reefknot.errors import KeyConflictError, NotJsonError, ParameterError, ParameterTypeError, QueueFullError
+from reefknot.errors import KeyConflictError, QueueFullError, UnknownJobError
 from reefknot.queue.execution.events import expired_event
 from reefknot.queue.execution.settling import Claims
 from reefknot.queue.execution.tracing import submitting
 from reefknot.queue.model.admission import Reject, RejectReason
-from reefknot.queue.model.message_schema import value_at
 from reefknot.queue.model.messages import (
     AckStatus,
     ExecAssignment,
@@ -47,7 +46,16 @@ from reefknot.queue.model.results import (
     unrun_result,
 )
 from reefknot.queue.model.submission import SCHEDULE_MESSAGE, SubmissionRules
-from reefknot.queue.model.work import ROUTER, Quarantine, WorkItem, is_ingestion, is_over, requeued_at
+from reefknot.queue.model.work import (
+    ROUTER,
+    Extra,
+    Quarantine,
+    WorkItem,
+    assignment_and_tenant,
+    is_ingestion,
+    is_over,
+    requeued_at,
+)
 from reefknot.queue.port.control import Control
 from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueue, Enqueued, Held, Settlement, WorkClaim, WorkQueue
 from reefknot.queue.router.health import FleetClasses
@@ -57,21 +65,6 @@ from reefknot.runtime.processes import own_identity
 from reefknot.runtime.tasks import Batcher
 from reefknot.runtime.timeouts import STORE_S
 
-SUBMIT_ARGUMENTS = {
-    "job.type": "job_type",
-    "job.payload": "inputs",
-    "options.deadline_ms": "deadline",
-    "options.timeout_ms": "timeout",
-    "options.attempt_timeout_ms": "attempt_timeout",
-    "job.payload.timeout_ms": "inputs.timeout_ms",
-    "options.retry_count": "retries",
-    "options.priority": "priority",
-    "correlation.trace_id": "trace_id",
-}
-"""Fields of the wire, by their names in `Client.submit`."""
-_FREE_FIELDS = ("job.payload", "job.resources", "metadata", "decision")
-"""Fields that hold a caller's own values."""
-_UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
 BATCH = 200
 SOON_MS = 100
 """What another process submits counts as due when it is due this soon: its clock may differ a little."""
@@ -81,42 +74,6 @@ Events = Sequence[Sequence[AuditEntry]]
 """By item."""
 _NEVER = 1_000_000_000
 """No crash limit: that a router vanished says nothing about the work."""
-
-
-# ---- validation -----------------------------------------------------------------------------------------------------
-
-
-def validated(assignment: ExecAssignment, names: Mapping[str, str] | None = None) -> tuple[ExecAssignment, bytes]:
-    """
-    The assignment as it will travel, and its bytes. What JSON cannot say is refused with its place, never changed.
-
-    `names` are the caller's names of the fields, for the error.
-    """
-    called = names or {}
-    try:
-        body = encode(assignment)
-    except _UNWRITABLE as error:
-        _refuse_non_json(assignment, called)
-        raise NotJsonError("the assignment", str(error) or type(error).__name__) from error
-    read = read_assignment(body)
-    if isinstance(read, InvalidMessage):
-        raise _mistake(assignment, read, called)
-    if read.job != assignment.job or read.metadata != assignment.metadata or read.decision != assignment.decision:
-        _refuse_non_json(assignment, called)  # a tuple has become a list, which is fine; much else is not
-    return read, body
-
-
-def _refuse_non_json(assignment: ExecAssignment, called: Mapping[str, str]) -> None:
-    for field in _FREE_FIELDS:
-        canonical(value_at(assignment, field), called.get(field, field))
-
-
-def _mistake(assignment: ExecAssignment, found: InvalidMessage, called: Mapping[str, str]) -> ParameterError:
-    field = found.field or "job.payload"
-    text = found.message.removeprefix(f"{found.field or 'the message'}: ")
-    accepted = text.partition("accepted: ")[2] or text
-    kind = ParameterTypeError if text.startswith("Expected") else ParameterError
-    return kind(called.get(field, field), value_at(assignment, field), accepted)
 
 
 def check_same_job(assignment: ExecAssignment, known: Job) -> None:
@@ -131,6 +88,14 @@ def check_same_job(assignment: ExecAssignment, known: Job) -> None:
 
 
 # ---- the store ------------------------------------------------------------------------------------------------------
+
+
+class NewJob(Struct, frozen=True):
+    """A job to submit: for `due_at` (ms UTC) or for now, and when those of the records `after` have succeeded."""
+
+    assignment: ExecAssignment
+    due_at: int = 0
+    after: tuple[str, ...] = ()
 
 
 class Submissions:
@@ -159,32 +124,42 @@ class Submissions:
         """Refusals since the last event, by reason and resource class."""
         self._written_at = -inf
 
-    async def submit(self, assignment: ExecAssignment, *, due_at: int = 0) -> bool:
+    async def submit(self, assignment: ExecAssignment, *, due_at: int = 0, after: tuple[str, ...] = ()) -> bool:
         """
-        Keep an assignment, for `due_at` (ms UTC) or for now.
+        Keep a job, for `due_at` (ms UTC) or for now.
 
         False when it is there already; `QueueFullError` when it is refused.
         """
         await self.learn_classes()
-        with submitting(assignment) as traced:
-            (kept,) = await self.enqueue([self.item(traced, encode(traced), due_at=due_at)])
-            return await self._is_new(assignment, kept)
+        job = NewJob(assignment, due_at, after)
+        with submitting(job.assignment) as traced:
+            (kept,) = await self.enqueue([self._item_of(job, traced)])
+            return await self._is_new(job.assignment, kept)
 
-    async def submit_many(
-        self, assignments: Sequence[tuple[ExecAssignment, int]]
-    ) -> list[bool | QueueFullError | KeyConflictError]:
-        """Keep these with their due times, in one step. The answer for each is that of `submit`, or its error."""
+    async def submit_many(self, jobs: Sequence[NewJob]) -> list[bool | QueueFullError | KeyConflictError]:
+        """Keep these in one step. The answer for each is that of `submit`, or its error."""
         await self.learn_classes()
         items, answers = list[WorkItem](), list[bool | QueueFullError | KeyConflictError]()
-        for assignment, due_at in assignments:
-            with submitting(assignment) as traced:  # not around the call: the spans would be one inside the other
-                items.append(self.item(traced, encode(traced), due_at=due_at))
-        for (assignment, _), kept in zip(assignments, await self.enqueue(items), strict=True):
+        for job in jobs:
+            with submitting(job.assignment) as traced:  # not around the call: the spans would be one inside the other
+                items.append(self._item_of(job, traced))
+        for job, kept in zip(jobs, await self.enqueue(items), strict=True):
             try:
-                answers.append(await self._is_new(assignment, kept))
+                answers.append(await self._is_new(job.assignment, kept))
             except (QueueFullError, KeyConflictError) as error:
                 answers.append(error)
         return answers
+
+    def _item_of(self, job: NewJob, traced: ExecAssignment) -> WorkItem:
+        item = self.item(traced, encode(traced), due_at=job.due_at)
+        return structs.replace(item, extra=Extra(after=job.after)) if job.after else item
+
+    async def check_known(self, records: Sequence[str]) -> None:
+        """`UnknownJobError` for the first of these that is no job."""
+        for record in records:
+            if await self.find(record) is None:
+                name, tenant = assignment_and_tenant(record)
+                raise UnknownJobError(name, tenant_id=tenant)
 
     async def _is_new(self, assignment: ExecAssignment, kept: Enqueued | Reject) -> bool:
         """Whether a submission made the job; its error when it was refused, or its id has another job."""
@@ -277,15 +252,26 @@ class Submissions:
         claimed = []
         for item in items:
             held = Held.of(item)
-            read = read_assignment(item.payload)
+            waits = item.extra.waits > 0
+            read = assignment_of(item) if waits else read_assignment(item.payload)
             if isinstance(read, InvalidMessage):
-                await self._set_aside(item, held, f"{UNREADABLE_SUBMISSION}: {read.message}")
+                await self.set_aside(item, held, f"{UNREADABLE_SUBMISSION}: {read.message}")
             else:
                 seen = item.fence > FIRST_FENCE
                 was_accepted = bool(item.admission)
                 again_at, number = requeued_at(item), item.generation
                 claimed.append(
-                    ClaimedSubmission(read, held, item.deadline_at, seen, item.payload, was_accepted, again_at, number)
+                    ClaimedSubmission(
+                        read,
+                        held,
+                        item.deadline_at,
+                        seen,
+                        b"" if waits else item.payload,
+                        was_accepted,
+                        again_at,
+                        number,
+                        item if waits else None,
+                    )
                 )
         return claimed
 
@@ -344,7 +330,7 @@ class Submissions:
             entries = self._journal.entries(events)
             await self._work.cancel(assignment_id, reason=reason, who="caller", events=entries)
 
-    async def _set_aside(self, item: WorkItem, held: Held, reason: str) -> None:
+    async def set_aside(self, item: WorkItem, held: Held, reason: str) -> None:
         """Quarantine a submission that cannot be read. Its caller gets a result, and the log an event."""
         result = unrun_result(assignment_of(item), ResultStatus.ERROR, ErrorCode.internal_error, reason)
         wall, body = self._clock.wall(), encode(result)
@@ -474,7 +460,8 @@ class LocalCallers:
     ) -> list[Enqueued | Reject]:
         """Keep what another process submits. What is due, and can be read, is this router's from the start."""
         soon = int(self._context.clock.wall() * 1000) + SOON_MS
-        all_read = [(item, read_assignment(item.payload)) for item in items if item.due_at <= soon]
+        due = [item for item in items if item.due_at <= soon and not item.extra.waits]
+        all_read = [(item, read_assignment(item.payload)) for item in due]
         read = {item.id: one for item, one in all_read if isinstance(one, ExecAssignment)}
         # A claim sets aside what cannot be read, and waits for what is due later.
         owner = self._owner_of(len(items)) if len(read) == len(items) else ""

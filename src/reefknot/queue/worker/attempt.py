@@ -53,6 +53,7 @@ from reefknot.queue.execution.failures import (
     timeout_result,
     unknown_key,
 )
+from reefknot.queue.execution.settling import AwaitedResults
 from reefknot.queue.execution.tracing import WorkTrace
 from reefknot.queue.model.messages import (
     DEFAULT_TIMEOUT_MS,
@@ -77,6 +78,7 @@ from reefknot.queue.worker.records import (
     RunningStep,
     result_of,
     sendable,
+    with_follow_ups,
 )
 from reefknot.runtime import seeds
 from reefknot.steps.port import Block, own_policies, own_rules
@@ -136,8 +138,7 @@ class StepRunner:
         if admitted.skip_retries or admitted.timeout_factor != 1.0:
             factor = admitted.timeout_factor
             request = request.degraded(skip_retries=admitted.skip_retries, timeout_factor=factor)
-        queue = (admitted.queue_depth, admitted.overload_status)
-        attempt = AttemptInputs(item, assignment, request, target, wall, book, notes, *queue, trace)
+        attempt = AttemptInputs(item, assignment, request, target, wall, book, notes, *admitted.met, trace)
         if item.deadline_at is not None and wall * 1000 >= item.deadline_at:
             return self._expired(attempt)
         if (held_up := self.starts.held_up(item, work)) is not None:
@@ -212,7 +213,7 @@ class StepRunner:
             if failure is None
             else self._failed(attempt, ran, failure, destination, events, is_outage=is_outage)
         )
-        return msgspec.structs.replace(report, took_ms=step.latency_ms if tells else None)
+        return report.after(ran, step.latency_ms if tells else None)
 
     # ---- before -----------------------------------------------------------------------------------------------------
 
@@ -295,7 +296,7 @@ class StepRunner:
         self.starts.begin(assignment)
         if attempt.trace is not None:
             attempt.trace.attempt_started(attempt.number, attempt.began)
-        context = attempt.context(seconds)
+        context = attempt.context(seconds, AwaitedResults(self._context.work, item))
         timeout = self._context.timeouts.timeout(seconds, time_is_over, task=task)
         keys = AttemptKeys(timeout.end)
         attempt_keys.set(keys)
@@ -304,7 +305,8 @@ class StepRunner:
         try:
             with timeout:
                 try:
-                    ran = StepOutcome(sendable(await block.run(attempt.request.inputs, context)))
+                    step = sendable(await block.run(attempt.request.inputs, context))
+                    ran = with_follow_ups(attempt, step, context, self._blocks, self._clock.wall())
                 except Exception as error:  # asked here, where the time limit holds for it as well
                     answer = None if rule is None else await asked_rule(rule.ask, error)
                     raise
@@ -322,7 +324,7 @@ class StepRunner:
                     ran = msgspec.structs.replace(ran, held=keys.held[-1])
         latency = (self._clock.now() - began) * 1000
         if ran.step.ok:
-            return StepOutcome(msgspec.structs.replace(ran.step, latency_ms=latency))
+            return StepOutcome(msgspec.structs.replace(ran.step, latency_ms=latency), follow_ups=ran.follow_ups)
         return redacted(ran, unknown_key(ran, keys.unknown), latency, self._redactor)
 
     def _timed_out(self, attempt: AttemptInputs, limit: TimedOut) -> StepOutcome:

@@ -14,7 +14,7 @@ from os.path import basename
 
 import msgspec
 
-from reefknot.audit.assignments import completed_event, ended_event
+from reefknot.audit.assignments import completed_event, ended_event, submitted_event
 from reefknot.audit.journal import about_item
 from reefknot.audit.model.event import Dropped, Event, OperatorAction, Requeued
 from reefknot.audit.port import AuditEntry
@@ -26,6 +26,7 @@ from reefknot.queue.execution.events import expired_event, quarantined_event
 from reefknot.queue.execution.failures import raised_at
 from reefknot.queue.execution.settling import EndedAttempt, Settling
 from reefknot.queue.execution.tracing import WorkTrace, assignment_trace
+from reefknot.queue.model.follow_ups import RefusedFollowUp
 from reefknot.queue.model.messages import Cancel, ExecAssignmentAck, ExecResult, StepResult, StepStatus, encode
 from reefknot.queue.model.results import (
     DROPPED,
@@ -35,9 +36,18 @@ from reefknot.queue.model.results import (
     assignment_of,
     cancel_reason,
 )
-from reefknot.queue.model.submission import EXPIRED
-from reefknot.queue.model.work import Quarantine, Snooze, WorkDone, WorkFailed, WorkItem, WorkState, is_workers
-from reefknot.queue.port.work_queue import Held, Settlement, WorkClaim, WorkFilter
+from reefknot.queue.model.submission import EXPIRED, SubmissionRules
+from reefknot.queue.model.work import (
+    Quarantine,
+    Settled,
+    Snooze,
+    WorkDone,
+    WorkFailed,
+    WorkItem,
+    WorkState,
+    is_workers,
+)
+from reefknot.queue.port.work_queue import FollowUps, Held, Settlement, WorkClaim, WorkFilter
 from reefknot.queue.worker.attempt import StepRunner
 from reefknot.queue.worker.context import WorkerContext, WorkerMessage
 from reefknot.queue.worker.notes import AttemptNotes
@@ -174,11 +184,36 @@ class Closing:
         entries = tuple(self._context.journal.entries(events)) if events else ()
         notice = None if body is None else self._context.notice(item.id, body, item.generation, work.sender)
         unsaved = None if notes is None else notes.end()
-        settlement = Settlement(item.id, item.owner, item.fence, settled, entries, report.took_ms, notice, unsaved)
+        follow = self._follow_ups(item, report.follow_ups) if report.follow_ups else None
+        more = (entries, report.took_ms, notice, unsaved, follow)
+        settlement = Settlement(item.id, item.owner, item.fence, settled, *more)
         end_trace = None
         if trace is not None and report.result is not None:
             end_trace = partial(trace.ended_with, report.result, quarantined=isinstance(settled, Quarantine))
         self.reports.report(EndedAttempt(item, settlement, pool, body, work.sender, end_trace))
+
+    def _follow_ups(self, item: WorkItem, items: tuple[WorkItem, ...]) -> FollowUps:
+        """
+        The follow-ups of a successful attempt.
+
+        If one of them is refused the whole job is tried again later; if other work has its id, the job has failed.
+        """
+
+        def refused(found: RefusedFollowUp) -> tuple[Settled, tuple[AuditEntry, ...]]:
+            wall, verdict = self._clock.wall(), found.verdict
+            name = f"follow-up {found.item.kind} ({found.item.assignment_id})"
+            if verdict is None:
+                report = self._set_aside(item, AcceptedWork(assignment_of(item)), f"{name}: other work has this id")
+                return report.settled, tuple(self._context.journal.entries(report.events))
+            why = f"{name} was refused: {verdict.message}"
+            again = Requeued(**about_item(item, wall), reason=why, generation=item.generation)
+            due_at = int(wall * 1000) + verdict.retry_after_ms
+            return Snooze(due_at, why), tuple(self._context.journal.entries([again]))
+
+        return FollowUps(items, SubmissionRules(), self._submitted, refused)
+
+    def _submitted(self, item: WorkItem) -> Iterable[AuditEntry]:
+        return self._context.journal.entries([submitted_event(item, self._clock.wall())])
 
     def _with_overload(self, result: ExecResult, pool: Pool, queue_depth: int) -> ExecResult:
         """The result with the overload fields, which the baseline withholds."""

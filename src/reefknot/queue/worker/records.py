@@ -6,6 +6,7 @@ Counters are plain numbers of this process: events are the record, and no decisi
 
 import asyncio
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,7 +20,9 @@ from reefknot.core.canonical import canonical
 from reefknot.core.checks import LARGEST_FLOAT, is_number
 from reefknot.core.decide import History
 from reefknot.core.failure import ErrorCode
+from reefknot.errors import ParameterError
 from reefknot.policy.model.book import Book
+from reefknot.queue.execution.failures import StepOutcome
 from reefknot.queue.execution.tracing import WorkTrace
 from reefknot.queue.model.admission import (
     Accept,
@@ -32,6 +35,7 @@ from reefknot.queue.model.admission import (
     QueueView,
     RejectReason,
 )
+from reefknot.queue.model.follow_ups import Origin, items_of
 from reefknot.queue.model.messages import (
     LARGEST_MESSAGE,
     AckStatus,
@@ -43,11 +47,13 @@ from reefknot.queue.model.messages import (
     StepResult,
     StepStatus,
     encode,
+    named_class,
+    resource_class,
 )
 from reefknot.queue.model.results import assignment_of, item_of
 from reefknot.queue.model.work import Settled, WorkItem, attempts_since_progress, step_key
 from reefknot.queue.worker.notes import AttemptNotes
-from reefknot.steps.port import BlockContext
+from reefknot.steps.port import AwaitedPages, Block, BlockContext
 
 _ROOM = 64 * 1024
 """Bytes of a result that are not its outputs, at most."""
@@ -74,6 +80,11 @@ class AdmittedAs(Struct, frozen=True, gc=False, omit_defaults=True):
     overload_status: OverloadStatus = OverloadStatus.HEALTHY
     limited: bool = False
     """Whether each of its attempts needs a start that its router grants."""
+
+    @property
+    def met(self) -> tuple[int, OverloadStatus]:
+        """The depth and the status of the queue."""
+        return self.queue_depth, self.overload_status
 
     @classmethod
     def by(cls, answer: Admission, assignment: ExecAssignment, met: tuple[int, OverloadStatus]) -> "AdmittedAs":
@@ -285,7 +296,7 @@ class AttemptInputs(Struct, frozen=True):
         last_delay = self.item.budget.last_delay if self.counted > 1 else 0.0
         return History(self.counted, self.elapsed(wall), last_delay)
 
-    def context(self, seconds: float) -> BlockContext:
+    def context(self, seconds: float, awaited: AwaitedPages) -> BlockContext:
         """The context that the step is given, with this time for its attempt."""
         assignment, trace = self.assignment, self.trace
         return BlockContext(
@@ -298,6 +309,7 @@ class AttemptInputs(Struct, frozen=True):
             assignment.traceparent if trace is None else trace.traceparent,
             self.notes.last_checkpoint,
             self.notes,
+            awaited=awaited,
         )
 
     @property
@@ -310,6 +322,29 @@ class AttemptInputs(Struct, frozen=True):
         return max(0.0, wall - (self.began if first is None else first / 1000))
 
 
+def with_follow_ups(
+    attempt: AttemptInputs, step: StepResult, context: BlockContext, blocks: Mapping[str, Block], wall: float
+) -> StepOutcome:
+    """
+    The outcome of a step, with the work that follows a success. Too much of it is a failure for good.
+
+    Their resource classes are those of the worker's own steps; a router knows those of all.
+    """
+
+    def class_of(assignment: ExecAssignment) -> str:
+        own = getattr(blocks.get(assignment.job.type), "resource_class", "")
+        return named_class(assignment) or own or resource_class(assignment)
+
+    if not context.follow_ups or not step.ok:
+        return StepOutcome(step)
+    origin = Origin(attempt.item, wall, context.traceparent, class_of)
+    try:
+        return StepOutcome(step, follow_ups=items_of(origin, context.follow_ups))
+    except ParameterError as error:
+        wrong = StepResult(StepStatus.ERROR, ErrorCode.invalid_input, error_message=str(error))
+        return StepOutcome(wrong, verdict=False)
+
+
 class AttemptReport(Struct, frozen=True):
     """The outcome of one attempt: how the item settles, its events, and the result if this was the end."""
 
@@ -319,6 +354,12 @@ class AttemptReport(Struct, frozen=True):
     """There only when the assignment has ended."""
     took_ms: float | None = None
     """The service time of the attempt, if it was made and not cut short by its own deadline."""
+    follow_ups: tuple[WorkItem, ...] = ()
+    """The work that is stored with it."""
+
+    def after(self, ran: StepOutcome, took_ms: float | None) -> "AttemptReport":
+        """The report of this execution."""
+        return structs.replace(self, took_ms=took_ms, follow_ups=ran.follow_ups)
 
 
 class RunningStep(Struct, frozen=True):

@@ -248,6 +248,8 @@ class JetStreamWorkQueue(TableWorkQueue):
         return await _in_parts(held, partial(super().renew, lease=lease))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        if any(one.follow_ups is not None for one in settlements):  # which are admitted by all open work
+            await self.state.mirror()
         most = MOST_NOTED if any(one.notes is not None for one in settlements) else MOST_HELD
         return await _in_parts(settlements, super().settle, most=most)
 
@@ -364,6 +366,12 @@ class JetStreamWorkQueue(TableWorkQueue):
         if stored is None:
             return None
         return await self.state.whole(stored.item, stored.payload_parts, stored.result_parts)
+
+    async def named(self, ids: Sequence[str]) -> list[WorkItem]:
+        here = await self.look(lambda _: [self.table.items[one] for one in ids if self._is_current(one)])
+        known = {one.id for one in here}
+        read = await self.state.read_directly([one for one in ids if one not in known])
+        return [*here, *(stored.item for stored, _, _ in read if stored is not None)]
 
     async def ended(self, work_id: str, timeout: float) -> WorkItem | None:
         return await self._ends.wait(work_id, timeout)

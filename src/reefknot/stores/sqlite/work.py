@@ -31,6 +31,7 @@ from reefknot.queue.port.work_queue import (
     NO_NOTES,
     Enqueue,
     Enqueued,
+    FollowUps,
     Held,
     ItemEvents,
     Settlement,
@@ -206,6 +207,9 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
 
     async def get(self, work_id: str) -> WorkItem | None:
         return await self._context.read(lambda connection: rows.one(connection, work_id))
+
+    async def named(self, ids: Sequence[str]) -> list[WorkItem]:
+        return await self._context.read(lambda connection: list(rows.load(connection, list(ids)).values()))
 
     async def search(
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False
@@ -463,21 +467,37 @@ def _settle_batch(
                 continue
             if one.took_ms is not None:
                 took.setdefault(item.pool, []).append(one.took_ms)
+            answer.append(True)
             noted = core.with_notes(item, one.notes, transaction.now)
-            found[one.id] = changed[one.id] = core.settle(noted, one.settled, transaction.now)
             if one.notes is not None:
                 rows.keep_notes(transaction, one.id, one.notes.parts)
+            if one.follow_ups is not None:
+                found[one.id] = changed[one.id] = _settled_with(transaction, one.follow_ups, noted, one)
+                if one.follow_ups.instead is not None:
+                    continue
+            else:
+                found[one.id] = changed[one.id] = core.settle(noted, one.settled, transaction.now)
             if one.events:
                 transaction.add_events(one.events)
             if one.notice is not None:
                 notices.append(one.notice)
-            answer.append(True)
         if notices:  # after the acks, which join the transaction
             transaction.at_end.append(partial(_send, transaction, notices, sent))
         answers.append((answer, sent))
     rows.update(transaction, [before[work_id] for work_id in changed], list(changed.values()))
     admission.fold_service_times(transaction.connection, took)
     return answers
+
+
+def _settled_with(transaction: Transaction, follow: FollowUps, item: WorkItem, one: Settlement) -> WorkItem:
+    """The item after its report, whose follow-ups are stored, or after what comes in its place."""
+    transaction.counts.flush(transaction.connection)
+    arrivals = BatchAdmission(partial(admission.open_work, transaction.connection, transaction.now.wall))
+    known = rows.cached_or_loaded(transaction, [child.id for child in follow.items])
+    new, events = follow.admit(item, known, arrivals, transaction.now)
+    rows.insert(transaction, new)
+    transaction.add_events(events)
+    return follow.settle(item, one.settled, transaction.now)
 
 
 def _send(transaction: Transaction, notices: list[Notice], sent: list[Notice]) -> None:

@@ -105,7 +105,8 @@ class TableWorkQueue(WakingQueue):
         return await self.look(lambda _: self.table.parts.get(work_id, {}))
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        return await self.write(lambda now: self.table.settle(settlements, now=now))
+        new = [item.id for one in settlements if one.follow_ups is not None for item in one.follow_ups.items]
+        return await self.write(lambda now: self.table.settle(settlements, now=now), ids=new)
 
     async def cancel(self, work_id: str, *, reason: str = "", who: str = "", events: Sequence[AuditEntry] = ()) -> bool:
         return await self.write(
@@ -133,6 +134,9 @@ class TableWorkQueue(WakingQueue):
 
     async def get(self, work_id: str) -> WorkItem | None:
         return await self.look(lambda _: self.table.get(work_id))
+
+    async def named(self, ids: Sequence[str]) -> list[WorkItem]:
+        return await self.look(lambda _: [item for one in ids if (item := self.table.get(one)) is not None])
 
     async def search(
         self, which: WorkFilter = EVERYTHING, *, after: str = "", limit: int = 100, oldest_first: bool = False

@@ -32,6 +32,7 @@ from reefknot.queue.port.work_queue import (
     FREELY,
     Enqueue,
     Enqueued,
+    FollowUps,
     Held,
     ItemEvents,
     QuarantineStats,
@@ -219,10 +220,23 @@ class WorkTable(WorkItems):
             if ours and item is not None:
                 if one.took_ms is not None:
                     self.note_service_time(item.pool, one.took_ms)
-                self.put(core.settle(self._put_noted(item, one.notes, now), one.settled, now), now)
-                self.events += one.events
+                noted = self._put_noted(item, one.notes, now)
+                if one.follow_ups is not None:
+                    self._settle_with(one.follow_ups, noted, one, now)
+                else:
+                    self.put(core.settle(noted, one.settled, now), now)
+                    self.events += one.events
             answers.append(ours)
         return answers
+
+    def _settle_with(self, follow: FollowUps, item: WorkItem, one: Settlement, now: Moment) -> None:
+        """Keep a report with its follow-ups, or what comes in its place."""
+        arrivals = BatchAdmission(partial(self._open_work, now.wall))
+        new, events = follow.admit(item, self.items, arrivals, now)
+        for child in new:
+            self.put(child, now)
+        self.put(follow.settle(item, one.settled, now), now)
+        self.events += [*events, *(one.events if follow.instead is None else ())]
 
     # ---- work is called off, tried again, moved ----------------------------------------------------------------------
 

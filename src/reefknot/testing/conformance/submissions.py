@@ -1,12 +1,16 @@
-"""Conformance stories of admission where work is kept: by count, priority, tenant and deadline."""
+"""Conformance stories of admission where work is kept: by count, priority, tenant and deadline; and of follow-ups."""
 
 from functools import partial
+from typing import Any
+
+from msgspec import structs
 
 from reefknot.audit.port import AuditEntry
 from reefknot.queue.model.admission import Reject, RejectReason
+from reefknot.queue.model.follow_ups import RefusedFollowUp
 from reefknot.queue.model.submission import Capacity, SubmissionRules
-from reefknot.queue.model.work import ROUTER, WorkDone, WorkItem, WorkState
-from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueue, Enqueued, Settlement, WorkClaim
+from reefknot.queue.model.work import ROUTER, Extra, Settled, Snooze, Waits, WorkDone, WorkItem, WorkState
+from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueue, Enqueued, FollowUps, Settlement, WorkClaim
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, story, wall_ms
@@ -175,3 +179,96 @@ class SubmissionContract:
         clock.advance(6)
         assert [item.id for item in await store.work.claim(9, named(only=["late"]))] == ["late"]
         assert [item.id for item in await store.work.claim(9, named())] == ["a"]
+
+
+def _done_with(item: WorkItem, *children: WorkItem, rules: SubmissionRules | None = None) -> Settlement:
+    """The report that an item is done, with these follow-ups. A refused one puts it off, with an event of its own."""
+
+    def refused(found: RefusedFollowUp) -> tuple[Settled, tuple[AuditEntry, ...]]:
+        why = "taken" if found.verdict is None else found.verdict.reason.value
+        return Snooze(item.due_at + 5000, f"{found.item.id}: {why}"), (event(f"refused {found.item.id}"),)
+
+    follow = FollowUps(children, rules or SubmissionRules(), lambda one: [event(f"submitted {one.id}")], refused)
+    return Settlement(item.id, item.owner, item.fence, WorkDone("{}"), (event("done"),), follow_ups=follow)
+
+
+def _child(number: int, parent: str = "p", **fields: Any) -> WorkItem:
+    return WorkItem(f"{parent}:{number}", "t", ROUTER, pool="io", extra=Extra(parent=parent, depth=1), **fields)
+
+
+class FollowUpContract:
+    """Part of the contract of a work queue."""
+
+    @story()
+    async def test_follow_ups_are_stored_with_the_report_of_their_parent(self, store: Store) -> None:
+        await store.work.enqueue([WorkItem("p", "t")])
+        (item,) = await _take(store, 1)
+        assert await store.work.settle([_done_with(item, _child(1, payload=b"{}"), _child(2))]) == [True]
+        parent = await store.work.get("p")
+        assert parent is not None
+        assert (parent.state, parent.extra.children) == (WorkState.SUCCEEDED, 2)
+        assert sorted(await event_types(store)) == ["done", "submitted p:1", "submitted p:2"]
+        first = await store.work.get("p:1")
+        assert first is not None
+        assert (first.state, first.extra, first.payload) == (WorkState.PENDING, Extra(parent="p", depth=1), b"{}")
+        assert {one.id for one in await _take(store, 9)} == {"p:1", "p:2"}
+
+    @story()
+    async def test_a_report_that_is_too_late_stores_no_follow_up(self, store: Store) -> None:
+        await store.work.enqueue([WorkItem("p", "t")])
+        (item,) = await _take(store, 1)
+        late = structs.replace(item, fence=item.fence - 1)
+        assert await store.work.settle([_done_with(late, _child(1))]) == [False]
+        assert await store.work.get("p:1") is None
+        assert await event_types(store) == []
+
+    @story()
+    async def test_if_one_follow_up_is_refused_none_is_stored_and_the_report_is_changed(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        await store.work.enqueue([WorkItem("p", "t")])
+        (item,) = await _take(store, 1)
+        report = _done_with(item, _child(1), _child(2), rules=SubmissionRules(size=1))
+        assert await store.work.settle([report]) == [True]
+        assert not report.is_kept_as_reported
+        parent = await store.work.get("p")
+        assert parent is not None
+        assert (parent.state, parent.attempts, parent.extra.children) == (WorkState.PENDING, 0, 0)
+        assert (parent.result, parent.reason) == (None, "p:2: queue_full")
+        assert await store.work.named(["p:1", "p:2"]) == []
+        assert await event_types(store) == ["refused p:2"]
+        clock.advance(6)
+        (again,) = await _take(store, 1)
+        report = _done_with(again, _child(1), _child(2))
+        assert await store.work.settle([report]) == [True]
+        assert report.is_kept_as_reported
+        assert {one.id for one in await store.work.named(["p:1", "p:2", "p:3"])} == {"p:1", "p:2"}
+
+    @story()
+    async def test_a_follow_up_that_is_there_is_passed_by_and_other_work_of_its_id_is_not(self, store: Store) -> None:
+        await store.work.enqueue([WorkItem("p", "t"), WorkItem("q", "t")])
+        one, two = await _take(store, 2)
+        await store.work.enqueue([_child(1), WorkItem("q:1", "t", ROUTER, pool="io")])
+        reports = [_done_with(one, _child(1), _child(2)), _done_with(two, _child(1, "q"))]
+        assert await store.work.settle(reports) == [True, True]
+        found = {item.id: item for item in await store.work.named(["p", "p:1", "p:2", "q", "q:1"])}
+        assert (found["p"].state, found["p"].extra.children) == (WorkState.SUCCEEDED, 2)
+        assert (found["q"].state, found["q"].reason) == (WorkState.PENDING, "q:1: taken")
+        assert sorted(await event_types(store)) == ["done", "refused q:1", "submitted p:2"]
+
+    @story()
+    async def test_work_that_waits_for_other_work_is_scheduled_and_takes_no_place(
+        self, store: Store, clock: VirtualClock
+    ) -> None:
+        waits = WorkItem("w", "t", ROUTER, pool="io", extra=Extra(after=("a", "b")))
+        one = SubmissionRules(size=1)
+        accepted = Enqueued.ACCEPTED
+        assert await store.work.enqueue([waits], Enqueue(rules=one)) == [accepted]
+        assert await store.work.enqueue([WorkItem("a", "t", ROUTER, pool="io")], Enqueue(rules=one)) == [accepted]
+        (item,) = await store.work.claim(1, WorkClaim(owner="w", only=["w"], classes=(ROUTER,)))
+        later = Waits(wall_ms(clock) + 2000, 1)
+        assert await store.work.settle([Settlement("w", item.owner, item.fence, later)]) == [True]
+        assert [taken.id for taken in await _take(store, 9)] == ["a"]
+        clock.advance(2.1)
+        (item,) = await _take(store, 9)
+        assert (item.id, item.extra, item.snoozes, item.attempts) == ("w", Extra(after=("a", "b"), over=1), 0, 0)

@@ -23,7 +23,7 @@ from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, required, story, wall_ms
 from reefknot.testing.conformance.listings import ListingContract
-from reefknot.testing.conformance.submissions import SubmissionContract
+from reefknot.testing.conformance.submissions import FollowUpContract, SubmissionContract
 
 LONGEST_S = 20.0
 
@@ -37,7 +37,7 @@ async def take(store: Store, n: int = 1, *, classes: Sequence[str] = (), lease: 
     return await store.work.claim(n, WorkClaim(owner="w", classes=classes, lease=lease))
 
 
-class WorkQueueContract(SubmissionContract, ListingContract):
+class WorkQueueContract(SubmissionContract, FollowUpContract, ListingContract):
     """Subclass it, and give it a `harness`."""
 
     @story()

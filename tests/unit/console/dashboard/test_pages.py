@@ -28,6 +28,7 @@ from reefknot.queue.port.work_queue import Held
 from tests.rows import for_each_row
 from tests.security.site_client import READER, Answered, ask, bearer, opened_site, stored_work
 from tests.unit.console.cli.audit_events import in_store
+from tests.unit.console.cli.test_families import family
 
 CONFIG = """\
 sources:
@@ -365,3 +366,19 @@ async def test_pages_of_fifty_thousand_events_answer_soon(tmp_path: Path) -> Non
             answered = await ask(app, "GET", target, [bearer()])
             assert answered.status in (200, 404), (target, answered.text[:300])
             assert time.monotonic() - began < 5, target
+
+
+def test_the_page_of_a_job_shows_its_parent_its_children_and_what_it_waits_for(path: Path) -> None:
+    family(path)
+    targets = ("/work/site", "/work/site%3A2", "/work/second", "/work/site%3A2%3A1", "/api/v1/jobs/site")
+    top, gathered, second, child, by_api = answers(path, *targets).values()
+    assert top.status == 200, top.text[:300]
+    assert re.search(r'id="children".*1 pending, 1 succeeded.*site:1.*site:2', top.text.replace("%3A", ":"), re.DOTALL)
+    cancels = [one for one in Shown(top).actions if "--tree" in (one["data-cli"] or "")]
+    assert [one["data-url"] for one in cancels] == ["/api/v1/jobs/cancel"]
+    assert json.loads(cancels[0]["data-body"] or "{}") == {"ids": ["site"], "tree": True}
+    assert re.search(r'id="parent".*site', gathered.text, re.DOTALL)
+    assert re.search(r'id="after".*first.*pending', second.text, re.DOTALL)
+    assert "it waits for another job, first" in second.text
+    assert 'id="children"' not in child.text
+    assert json.loads(by_api.text)["children_by_state"] == {"succeeded": 1, "pending": 1}

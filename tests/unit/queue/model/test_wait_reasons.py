@@ -8,6 +8,7 @@ from reefknot.queue.model import results, routing
 from reefknot.queue.model import wait_reasons as causes
 from reefknot.queue.model.source_health import SourceCondition
 from reefknot.queue.model.wait_reasons import (
+    AwaitedFacts,
     FleetFacts,
     JobFacts,
     PoolFacts,
@@ -86,6 +87,15 @@ CASES: list[tuple[WaitCode, JobFacts, FleetFacts, str, str]] = [
     ),
     (W.POOL_FULL, job(ahead=12, ahead_of_tenant=3, tenant="acme"), fleet(BUSY), "12 jobs are ahead of it", ""),
     (W.SCHEDULED, job(due_in=7200.0, is_scheduled=True), fleet(), "is due in 2 h", "job cancel"),
+    (W.OTHER_WORK, job(awaited=AwaitedFacts(1, 1, "a")), fleet(IDLE), "waits for another job, a", "job show a"),
+    (W.OTHER_WORK, job(awaited=AwaitedFacts(1, 1, "a")), FleetFacts(), "waits for another job, a", "reefknot up"),
+    (W.OTHER_WORK, job(awaited=AwaitedFacts(9, 3)), fleet(IDLE), "it waits for 3 of 9 jobs", "as there is room"),
+    (W.OTHER_WORK, job(awaited=AwaitedFacts(9, 3)), FleetFacts(), "it waits for 3 of 9 jobs", "reefknot up"),
+    (
+        *(W.OTHER_WORK, job(awaited=AwaitedFacts(9, 1, "a b", "acme", is_quarantined=True)), fleet()),
+        *("waits for 1 of 9 jobs: a b, which is in quarantine", "quarantine requeue 'a b' --tenant acme"),
+    ),
+    (W.SOON, job(awaited=AwaitedFacts(2, 0)), fleet(IDLE), "", ""),
     (
         *(W.RETRY, queued(**RETRY, max_attempts=4, error="connection refused"), fleet(IDLE)),
         *("attempt 2 of 4 begins in 12 s; the last one failed: connection refused", "cause"),
