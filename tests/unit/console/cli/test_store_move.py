@@ -39,7 +39,7 @@ def one_of(file: str, statement: str) -> str:
 def cut_off(monkeypatch: pytest.MonkeyPatch, rk: Commands) -> None:
     """A move that dies before it has ended."""
 
-    async def dies(self: SqliteStore, items: object) -> int:
+    async def dies(self: SqliteStore, *items: object) -> int:
         raise StoreFullError("sqlite:new.db", "the disk is full", "make room")
 
     with monkeypatch.context() as patched:
