@@ -32,6 +32,8 @@ from typing import Any, NoReturn
 
 MOST_BYTES, MOST_FILES = 200_000, 4096
 PATH = "PYTHONPATH"
+SOURCES = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
+"""Those of this checkout are imported, wherever reefknot is installed from."""
 NOT_IMPORTED = ("reefknot.__main__", "reefknot.demo", "reefknot.testing", "reefknot.simulation")
 LIBRARIES = ("cyclopts", "httpx2", "nats", "psycopg", "rich.live", "rich.table", "yaml")
 """What modules of the product import where they use it."""
@@ -196,7 +198,7 @@ def _become(request: dict[str, Any]) -> NoReturn:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.path[:1] = [request["cwd"], *_python_path()]
+    sys.path[: len(SOURCES)] = [request["cwd"], *_python_path()]
     sys.stdin = sys.__stdin__ = _stream(0, "r", "surrogateescape")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _stream(1, "w", "surrogateescape")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _stream(2, "w", "backslashreplace", lines=True)  # type: ignore[misc]
@@ -224,7 +226,6 @@ def _end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    root = Path(__file__).parents[1]
-    sys.path[:1] = [str(root), str(root / "src")]  # the sources of this checkout, wherever reefknot is installed from
+    sys.path[:1] = SOURCES
     _import_everything()
     _become(_forked(socket.socket(fileno=int(sys.argv[1]))))

@@ -167,8 +167,10 @@ async def test_a_denied_subject_ends_its_own_requests_and_a_denied_inbox_all(con
     with pytest.raises(StorePermissionError, match=r"a\.b"):
         await denied
     assert not other.done()
-    connection._deny('permissions violation for subscription to "_inbox.x.*"')
-    with pytest.raises(StorePermissionError, match="_inbox"):
+    connection._deny('permissions violation for subscription to "_inbox.other.any.x.*"')
+    assert not other.done(), "it is not heard in this inbox"
+    connection._deny(f'permissions violation for subscription to "{connection.options.inbox.lower()}.x.*"')
+    with pytest.raises(StorePermissionError, match=r"_inbox\.reefknot\.any"):
         await other
 
 

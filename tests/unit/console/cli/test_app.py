@@ -65,7 +65,7 @@ def test_the_numbers_are_those_of_the_documents_and_every_command_is_found() -> 
     page = (Path(__file__).parents[4] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     assert documented_exit_codes(page) == sorted(Exit)
     assert documented_exit_codes(page.replace("| 66 |", "| |")) != sorted(Exit), "a missing row is noticed"
-    assert len(COMMANDS) == 1 + 23 + 68
+    assert len(COMMANDS) == 1 + 23 + 72
 
 
 def test_a_bug_is_an_internal_error_with_a_traceback_an_interrupt_130_and_odd_bytes_are_escapes(rk: Commands) -> None:
