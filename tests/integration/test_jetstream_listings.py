@@ -160,6 +160,7 @@ async def test_a_worker_answers_questions_about_all_work_without_a_mirror(
     """Pages are short here, and an answer holds for no other question."""
     monkeypatch.setattr(work, "MOST_READ", 2)
     monkeypatch.setattr(work, "READ_AGAIN_S", 0.0)
+    monkeypatch.setattr(work, "READ_SHARE", 0)
     url = f"{nats_server.url}/{new_id()}"
     async with opened(url) as others, opened(url) as store:
         await store.work.claim(1, WorkClaim(owner="w", classes=[OWN if is_worker else "io"]))
@@ -173,6 +174,44 @@ async def test_a_worker_answers_questions_about_all_work_without_a_mirror(
         await store.work.assign([WorkItem("d", "t", OWN, pool="cpu")])
         assert (await store.work.snapshot()).counts == {**counts, OWN: {WorkState.PENDING: 1}}
         assert store.state.mirrors_all is not is_worker
+
+
+class MovedClock:
+    """A clock that a test moves on."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock = clock
+        self.ahead = 0.0
+
+    def now(self) -> float:
+        return float(self._clock.now()) + self.ahead
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+
+@pytest.mark.parametrize("share", [20, 0], ids=["", "control: however long it takes"])
+async def test_a_read_of_all_work_that_takes_long_answers_for_longer(
+    monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, share: int
+) -> None:
+    """Reading a hundred thousand records takes a second: every five seconds that was a third of a worker's time."""
+    monkeypatch.setattr(work, "READ_SHARE", share)
+    async with opened(f"{nats_server.url}/{new_id()}") as store:
+        clock, number = MovedClock(store.state.clock), list[float]()
+        monkeypatch.setattr(store.state, "clock", clock)
+
+        async def slow(*words: Any, **more: Any) -> AsyncIterator[Any]:
+            number.append(clock.now())
+            async for page in reads.stored_now(*words, **more):
+                yield page
+            clock.ahead += 1.0
+
+        monkeypatch.setattr(work, "stored_now", slow)
+        await store.work.claim(1, WorkClaim(owner="w", classes=[OWN]))
+        for _ in range(5):
+            await store.work.snapshot()
+            clock.ahead += 5.0
+        assert len(number) == (2 if share else 5)
 
 
 async def test_a_read_of_what_is_stored_ends_although_more_is_stored_all_the_time(store: JetStreamStore) -> None:

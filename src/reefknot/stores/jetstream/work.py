@@ -69,6 +69,8 @@ MOST_READ = 500
 """Records of one page of all open work."""
 READ_AGAIN_S = 1.0
 """How long what was read of all open work answers questions about it: the questions of one look share a read."""
+READ_SHARE = 20
+"""How many times as long as it took a read answers questions: with much open work reading costs a part of the time."""
 SKEW_MS = 2_000
 """Largest difference between the time of a record and the server's."""
 _OPEN = (WorkState.PENDING, WorkState.RUNNING)
@@ -92,7 +94,7 @@ class JetStreamWorkQueue(TableWorkQueue):
         """Whether a worker of this process has a queue of its own."""
         self._read_table: WorkTable | None = None
         """All open work as it was last read, without a mirror."""
-        self._read_at = 0.0
+        self._read_until = 0.0
         self._adoption = Adoption(state, commits)
         self._pools_aside: set[str] = set()
         """Classes with work in quarantine, as of the last snapshot."""
@@ -139,13 +141,15 @@ class JetStreamWorkQueue(TableWorkQueue):
         if self.state.mirrors_all or not self._has_queue:
             await self.state.mirror()
             return self.table
-        if self._read_table is None or self.state.clock.now() - self._read_at >= READ_AGAIN_S:
+        began = self.state.clock.now()
+        if self._read_table is None or began >= self._read_until:
             names, table = self.state.names, WorkTable(self.state.offered)
             async for page in stored_now(self.state.connection, names.state, [names.all_work(OPEN)], most=MOST_READ):
                 now = self.state.now()
                 for stored in _decoded(page):
                     table.put(stored.item, now, stored.order)
-            self._read_table, self._read_at = table, self.state.clock.now()
+            ended = self.state.clock.now()
+            self._read_table, self._read_until = table, ended + max(READ_AGAIN_S, READ_SHARE * (ended - began))
         return self._read_table
 
     async def write(
