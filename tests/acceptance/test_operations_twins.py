@@ -100,6 +100,8 @@ TWINS = (
     Twin("store create", None, why=RARE),
     Twin("store migrate", None, why=FILE),
     Twin("store compact", None, why=FILE),
+    Twin("store forget-record reefknot.work.open.cpu.order-7", None, why=RARE),
+    Twin("store move --from sqlite:.reefknot/state.db --to sqlite:moved.db", None, why=FILE),
 )
 NOT_AUDITED = {"submit_job": "a submission is an event by itself, whoever submits"}
 WITHOUT_EFFECT_HERE = {"store.migrate": "the file has the current version", "store.backup": "it takes no --dry-run"}
