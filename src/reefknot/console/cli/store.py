@@ -102,7 +102,7 @@ class StoreAddress(Struct, frozen=True):
 
     @property
     def made(self) -> str:
-        """What is said of a store that was made because there was none."""
+        """The message about a store that was made because there was none."""
         return f"there was no store at {relative(str(self.path)) if self.has_file else self.shown}: a new one was made"
 
     @property
