@@ -72,7 +72,7 @@ flows: $(STAMP) ## how much code six ordinary flows run through, next to the kep
 	@$(BIN)/python -m tools.flows $(ARGS)
 
 faults: $(STAMP) ## every kill, freeze, power cut and disk error instead of a spread of them, and every story of the commands on NATS; minutes
-	@REEFKNOT_FAULT_POINTS=all $(BIN)/python -m pytest tests/faults tests/acceptance/test_web_frameworks.py $(ARGS)
+	@REEFKNOT_FAULT_POINTS=all $(BIN)/python -m pytest tests/faults tests/integration/test_store_moves.py tests/acceptance/test_web_frameworks.py $(ARGS)
 	@REEFKNOT_ACCEPTANCE_ON_NATS=all $(BIN)/python -m pytest tests/acceptance -m nats $(ARGS) $(SOME)
 
 month: $(STAMP) ## a system lives for a month in minutes: outages, upgrades, a rollback, kills, growth; ARGS='--days 3' for less

@@ -12,6 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
+from reefknot.app.activity import WRITE_EVERY_S
 from tests.acceptance.folder import Folder
 from tests.pace import slowness
 from tests.warm_commands import run_cold
@@ -74,7 +75,7 @@ def test_a_system_that_has_nothing_to_do_writes_at_most_once_a_second(folder: Fo
     folder.up()
     done = folder("submit", "--type", "own.nap", "--inputs", '{"seconds": 0}', "--wait", "--json")
     assert done.code == 0, done.err
-    time.sleep(2)
+    time.sleep(WRITE_EVERY_S + 1)  # what it counted of this job is written until then, and its first look at the alerts
     number, seconds, looks = writes(folder.store, lambda seconds: seconds >= IDLE_S)
     assert looks > 50
     assert number <= seconds + 1, "a status each second, and nothing else"

@@ -65,7 +65,7 @@ class Twin(Struct, frozen=True):
     @property
     def action(self) -> str:
         """The name of the event."""
-        return ".".join(self.command[:2])
+        return ".".join(self.command[:2]).replace("-", "_")
 
 
 FILE = "it is about the file of the store, on the host where that is"
@@ -108,10 +108,16 @@ TWINS = (
     Twin("store create", None, why=RARE),
     Twin("store migrate", None, why=FILE),
     Twin("store compact", None, why=FILE),
+    Twin("store forget-record reefknot.work.open.cpu.order-7", None, why=RARE),
+    Twin("store move --from sqlite:.reefknot/state.db --to sqlite:moved.db", "moved.db", why=RARE),
 )
 NOT_AUDITED = {"submit_job": "a submission is an event by itself, whoever submits"}
 WITHOUT_EFFECT_HERE = {"store.migrate": "the file has the current version", "store.backup": "it takes no --dry-run"}
-NOTHING_TO_DO = {"store.migrate": "the file has the current version", "store.create": "the store is there"}
+NOTHING_TO_DO = {
+    "store.migrate": "the file has the current version",
+    "store.create": "the store is there",
+    "store.forget_record": "it is for NATS alone",
+}
 
 
 def named(twin: Twin) -> str:

@@ -42,7 +42,7 @@ async def restarts(folder: Path, servers: list[NatsServer], times: int) -> None:
 
 
 def test_parts_that_restart_during_elections_are_ready(tmp_path: Path, servers: list[NatsServer]) -> None:
-    asyncio.run(restarts(tmp_path, servers, either(4, 100)))
+    asyncio.run(restarts(tmp_path, servers, either(2, 100)))
 
 
 async def without_quorum(folder: Path, servers: list[NatsServer], flaw: str) -> None:

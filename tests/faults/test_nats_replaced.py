@@ -24,6 +24,7 @@ from nats.aio.msg import Msg
 import reefknot as rk
 from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import StoreError, StoreReplacedError
+from reefknot.stores.jetstream.store import LOOK_S
 from reefknot.stores.jetstream.streams import Names, state_stream
 from reefknot.stores.opening import open_store
 from tests.faults.nats_system import Parts, kill_and_restart, servers_in_memory
@@ -261,6 +262,8 @@ async def story(folder: Path, server: NatsServer, fault: str) -> None:
     async with in_use(folder, server) as (parts, stream, callers):
         await keep(stream)
         await until_further(stream)
+        if fault == "set back":  # one that knows of nothing later would rightly go on
+            await asyncio.sleep(3 * LOOK_S)
         await act(stream)
         since = time.monotonic()
         codes = await asyncio.gather(*(parts.ended(name, SOON_S + BUSY_S) for name in PARTS))

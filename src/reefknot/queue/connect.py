@@ -194,20 +194,11 @@ async def connect(
 async def connected(address: ClientAddress) -> AsyncIterator[Client]:
     """A client of the store at this address while the block runs. Creating a store logs a warning."""
     path = file_of(address.url)
-    is_new = path is not None and _is_missing(path)
-    if is_new and not address.create:
+    if path is not None and _is_missing(path) and not address.create:
         start = f"start a system there (reefknot up --engine {address.shown})"
         way_out = f"{start}, name another store, or leave out create=False"
         raise StoreMissingError(address.shown, "there is no store there, and create=False", way_out)
-    nats = {**address.nats, "creates": False}
-    async with AsyncExitStack() as stack:
-        try:
-            store = await stack.enter_async_context(open_store(address.url, migrate=False, nats=nats))
-        except StoreMissingError:
-            if not address.create:
-                raise
-            nats = {**nats, "creates": True}
-            store = await stack.enter_async_context(open_store(address.url, migrate=False, nats=nats))
+    async with opened_or_made(address.url, address.nats, creates=address.create) as (store, is_new):
         if is_new:
             logger().warning(
                 "there was no store at %s: a new one was made. What is submitted there waits until a system serves it: "
@@ -215,6 +206,25 @@ async def connected(address: ClientAddress) -> AsyncIterator[Client]:
                 *(address.shown,) * 2,
             )
         yield client_of(store, store.clock, address.size)
+
+
+@asynccontextmanager
+async def opened_or_made(
+    url: str, nats: Mapping[str, Any], *, creates: bool = True, **how: Any
+) -> AsyncIterator[tuple[Store, bool]]:
+    """The store at this address, and whether it was made now: a slip in its name looks like a store without work."""
+    path = file_of(url)
+    is_new = path is not None and _is_missing(path)
+    async with AsyncExitStack() as stack:
+        how = {"migrate": False, **how}
+        try:
+            store = await stack.enter_async_context(open_store(url, **how, nats={**nats, "creates": False}))
+        except StoreMissingError:
+            if not creates:
+                raise
+            store = await stack.enter_async_context(open_store(url, **how, nats={**nats, "creates": True}))
+            is_new = True
+        yield store, is_new
 
 
 def _is_missing(path: str) -> bool:

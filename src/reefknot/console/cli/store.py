@@ -101,6 +101,11 @@ class StoreAddress(Struct, frozen=True):
         return True
 
     @property
+    def made(self) -> str:
+        """The message about a store that was made because there was none."""
+        return f"there was no store at {relative(str(self.path)) if self.has_file else self.shown}: a new one was made"
+
+    @property
     def actor(self) -> str:
         """The actor of an audited action: the value of `--as`, else the user of this system."""
         from reefknot.console.operations.operator import actor_name
@@ -224,30 +229,34 @@ async def opened(
     One that is missing is made with `creates`, unless `--engine` names it, and is refused otherwise. An empty file is
     refused, too: only `store migrate` may turn it into a store (`or_empty`).
     """
+    from reefknot.queue.connect import opened_or_made
     from reefknot.runtime.sqlite_files import is_writable
     from reefknot.stores.opening import open_store, options_of
 
     creates = creates and not address.is_named
-    is_new = creates and address.is_unmade()
-    if address.has_file and not is_new:
+    is_unmade = creates and address.is_unmade()
+    if address.has_file and not is_unmade:
         address.require_file()
         if not or_empty and address.path.stat().st_size == 0:
             text = f"{address.path}: is an empty file, not a store; `store migrate` turns it into one"
             raise CommandError(text, Exit.UNREACHABLE)
     options: Any = {} if address.settings is None else options_of(address.settings)
-    options["nats"] = {**options.get("nats", {}), "creates": creates}
-    read_only = address.has_file and not is_new and not is_writable(str(address.path))
+    nats = options.pop("nats", {})
+    read_only = address.has_file and not is_unmade and not is_writable(str(address.path))
     how = {**options, "tidy": False, "migrate": migrate}
     moved = None
     async with AsyncExitStack() as stack:
         try:
-            store = await stack.enter_async_context(open_store(address.url, **how, read_only=read_only))
+            opening = opened_or_made(address.url, nats, creates=creates, **how, read_only=read_only)
+            store, is_new = await stack.enter_async_context(opening)
         except StoreMovedError as error:
-            moved = error
+            moved, is_new = error, False
             say(f"{error.store}: {error.problem}")
-            store = await stack.enter_async_context(open_store(address.url, **how, read_only=True))
-        if is_new:
-            say(f"there was no store at {relative(str(address.path))}: a new one was made")
+            store = await stack.enter_async_context(
+                open_store(address.url, **how, nats={**nats, "creates": False}, read_only=True)
+            )
+        if creates and is_new:
+            say(address.made)
         try:
             yield store
         except StorePermissionError as error:

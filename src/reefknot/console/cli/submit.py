@@ -30,7 +30,7 @@ from reefknot.console.cli.options import (
     settings,
     time_arg,
 )
-from reefknot.console.cli.output import put, put_jobs, relative, say
+from reefknot.console.cli.output import put, put_jobs, say
 from reefknot.console.cli.store import StoreAddress, address_of, shown_url
 from reefknot.console.operations.bulk import named
 from reefknot.console.operations.systems import has_part
@@ -233,16 +233,15 @@ class Submission:
 
     async def submit(self, work: str | ExecAssignment) -> None:
         """Submit one assignment, or those of the file with this name, and wait for the results if asked to."""
-        from reefknot.queue.connect import client_of
-        from reefknot.stores.opening import open_store, options_of
+        from reefknot.queue.connect import client_of, opened_or_made
+        from reefknot.stores.opening import options_of
 
-        is_new = self._address.has_file and not self._address.path.exists()
         found = self._address.settings
-        nats = None if found is None else options_of(found)["nats"]
-        async with open_store(self._address.url, migrate=False, nats=nats) as store:
+        nats = {} if found is None else options_of(found)["nats"]
+        async with opened_or_made(self._address.url, nats) as (store, is_new):
             client = client_of(store, store.clock, self._size)
             if is_new:
-                say(f"there was no store at {relative(str(self._address.path))}: a new one was made")
+                say(self._address.made)
             if isinstance(work, str):
                 handles = [handle async for handle in self._submit_file(client, work)]
             else:

@@ -232,7 +232,7 @@ async def ensure_stream(connection: Connection, wanted: dict[str, Any]) -> Strea
         in_use = await _stream_in_use(connection, name)
         found = in_use or await _create_copied(connection, wanted)
         if in_use is None and name == Names(connection.options.name).state:
-            logger().warning("there was no store at %s: a new one was made", connection.options.shown)
+            logger().info("there was no store at %s: a new one was made", connection.options.shown)
     if is_of_earlier_design(found.config):
         raise earlier_design(connection, name)
     may_edit = not (connection.options.read_only or connection.options.roles)

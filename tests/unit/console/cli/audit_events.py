@@ -22,9 +22,9 @@ POLICY = RetryPolicy(3, 1.0, jitter="none")
 FAILURE = Failure(ErrorCode.network_error, FailureType.TRANSIENT, "it broke", exceptions=("builtins.ConnectionError",))
 
 
-def in_store(path: Path, work: Callable[[port.Store], Awaitable[R]]) -> R:
+def in_store(path: Path, work: Callable[[port.Store], Awaitable[R]], **how: Any) -> R:
     async def main() -> R:
-        async with opening.open_store(f"sqlite:{path}") as store:
+        async with opening.open_store(f"sqlite:{path}", **how) as store:
             return await work(store)
 
     return asyncio.run(main())

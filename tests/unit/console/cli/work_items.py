@@ -92,7 +92,7 @@ def events(path: Path) -> list[AnyEvent]:
     async def read(store: Store) -> list[AnyEvent]:
         return [decode(kept.entry.body) for kept in await store.audit.read()]
 
-    return in_store(path, read)
+    return in_store(path, read, read_only=True)
 
 
 def operator_actions(path: Path) -> list[tuple[str, str]]:
