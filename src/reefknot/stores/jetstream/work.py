@@ -520,9 +520,10 @@ class JetStreamWorkQueue(TableWorkQueue):
 
 
 async def _in_parts(
-    wanted: Sequence[T], change: Callable[[Sequence[T]], Awaitable[list[R]]], most: int = MOST_HELD
+    wanted: Sequence[T], change: Callable[[Sequence[T]], Awaitable[list[R]]], most: int | None = None
 ) -> list[R]:
     """The answers of a change that is made in several where one would not fit into a batch."""
+    most = MOST_HELD if most is None else most
     if len(wanted) <= most:
         return await change(wanted)
     parts = [wanted[at : at + most] for at in range(0, len(wanted), most)]
