@@ -59,7 +59,7 @@ def test_a_move_that_dies_at_any_call_goes_on_and_ends_right(places: tuple[Place
         await moving.moved(old, new, tmp_path / "events.jsonl", whole)
         await moving.judge(old, new, before, tmp_path / "events.jsonl")
         assert whole.reached >= 50
-        for at in points.spread(range(1, whole.reached + 1), 20):
+        for at in points.spread(range(1, whole.reached + 1), 12):
             old, new = at_old(f"old-{at}"), at_new(f"new-{at}")
             await moving.fill(old)
             await interrupted(old, new, tmp_path / f"events-{at}.jsonl", at)
