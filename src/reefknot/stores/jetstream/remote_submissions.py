@@ -18,10 +18,9 @@ from msgspec import Struct, msgpack
 
 from reefknot.audit.port import AuditEntry
 from reefknot.errors import StoreError, StorePermissionError, StoreUnavailableError
-from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.work import WorkItem
-from reefknot.queue.port.work_queue import Enqueue, Enqueued, TakeOver
+from reefknot.queue.port.work_queue import Enqueue, Outcome, TakeOver
 from reefknot.runtime.log import error_text, logger
 from reefknot.runtime.tasks import run_in_background
 from reefknot.stores.jetstream.connection import Connection
@@ -46,7 +45,7 @@ class SubmissionRequest(Struct, frozen=True, array_like=True):
     events: list[list[AuditEntry]]
 
 
-Answers = list[Enqueued | Reject]
+Answers = list[Outcome]
 _submission_request = msgpack.Decoder(SubmissionRequest)
 _answers = msgpack.Decoder(Answers)
 
