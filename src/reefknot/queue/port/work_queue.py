@@ -11,7 +11,7 @@ An operator decides about work that has its result: `change` applies a transitio
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct, structs
 
@@ -93,7 +93,7 @@ class Enqueued(StrEnum):
     DUPLICATE = "duplicate"
 
 
-class Taken(Struct, frozen=True, array_like=True):
+class Taken(NamedTuple):
     """The outcome for an item whose key another one holds: nothing was kept. See `reefknot.queue.model.unique`."""
 
     id: str
