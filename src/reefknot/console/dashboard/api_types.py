@@ -42,6 +42,13 @@ class WrittenAssignment(Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] | None = None
 
 
+class UniqueParameters(Struct, frozen=True, rename={"for_": "for"}):
+    """The key of unique work, and the seconds for which its job holds it although it has ended."""
+
+    unique: str | None = None
+    for_: float | None = None
+
+
 class NoParameters(Struct, frozen=True):
     """A route that takes no parameters."""
 
