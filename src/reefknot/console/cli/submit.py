@@ -89,9 +89,7 @@ def submit(
     timeout_ms: Annotated[int | None, arg("Milliseconds for all executions of the step and the waits between.")] = None,
     attempt_timeout_ms: Annotated[int | None, arg("Milliseconds for one execution of the step.")] = None,
     unique: Annotated[str | None, arg("Key of the step: while a job of the tenant has it, no other is made.")] = None,
-    for_: Annotated[
-        str | None, time_arg("Keep --unique for this long, also if the job ends: 90s, 2h.", "--for")
-    ] = None,
+    for_: Annotated[str | None, time_arg("Hold --unique this long although the job ends: 90s, 2h.", "--for")] = None,
     in_: Annotated[str | None, time_arg("Run it not before this time from now: 90s, 10m, 2h, 7d.", "--in")] = None,
     at: Annotated[str | None, time_arg("Run it not before this time, ISO 8601; without a zone it is local.")] = None,
     wait: Annotated[bool, arg("Wait for the results. The exit code is 1 unless all succeeded.")] = False,
@@ -108,9 +106,8 @@ def submit(
             raise CommandError("--unique: accepted with --type; lines of a FILE have ids: the same id is the same job")
     _check_positive("--timeout", timeout)
     engine = "" if options.engine is None else f" --engine {quote(shown_url(options.engine))}"
-    submission = Submission(
-        address_of(options), timeout if wait else None, at=_due(in_, at), engine=engine, unique=_unique(unique, for_)
-    )
+    key = _unique(unique, for_)
+    submission = Submission(address_of(options), timeout if wait else None, at=_due(in_, at), engine=engine, unique=key)
     if file is not None:
         require_file(file)
     limits = {"timeout_ms": timeout_ms, "attempt_timeout_ms": attempt_timeout_ms}
@@ -344,9 +341,8 @@ class Submission:
         waited = 0.0
         while True:
             try:
-                key = self._unique
-                more = {"unique": key.key, "for_": key.for_ms / 1000} if key.key else {}
-                handle = await client.hand_in(assignment, at=self._at, **more)
+                key, seconds = self._unique.key or None, self._unique.for_ms / 1000 or None
+                handle = await client.hand_in(assignment, at=self._at, unique=key, for_=seconds)
             except QueueFullError as error:
                 if waited >= GIVE_UP_S:
                     count = f"{len(self.handles)} were submitted before it"
