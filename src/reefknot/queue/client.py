@@ -420,6 +420,7 @@ class HandleLike(Protocol):
 
     assignment_id: str
     tenant_id: str | None
+    is_new: bool
 
     async def result(self, timeout: float | timedelta | None = None) -> ExecResult: ...
     async def wait(self, timeout: float | timedelta | None = None) -> str: ...

@@ -499,6 +499,7 @@ class SyncHandleLike(Protocol):
 
     assignment_id: str
     tenant_id: str | None
+    is_new: bool
 
     def result(self, timeout: float | timedelta | None = None) -> ExecResult: ...
     def wait(self, timeout: float | timedelta | None = None) -> str: ...
