@@ -236,7 +236,8 @@ class Client:
         """
         job = self._written(job_type, inputs, options)
         await self.submissions.check_known(job.after)
-        return self._handle(job.assignment, job.due_at, await self.submissions.submit(job))
+        kept = await self.submissions.submit(job.assignment, due_at=job.due_at, after=job.after, unique=job.unique)
+        return self._handle(job.assignment, job.due_at, kept)
 
     async def submit_many(
         self, items: Iterable[SubmitItem | tuple[str, Mapping[str, Any] | None]]
@@ -281,8 +282,8 @@ class Client:
         """
         given = assignment if isinstance(assignment, ExecAssignment) else _from_fields(assignment)
         checked, due_at = validated(given)[0], due_time(delay, at, self.submissions.wall())
-        job = NewJob(checked, due_at, unique=unique_of({"unique": unique, "for_": for_}))
-        return self._handle(checked, due_at, await self.submissions.submit(job))
+        key = unique_of({"unique": unique, "for_": for_})
+        return self._handle(checked, due_at, await self.submissions.submit(checked, due_at=due_at, unique=key))
 
     def _written(self, job_type: str, inputs: Mapping[str, Any] | None, options: SubmitOptions) -> NewJob:
         """The job of a caller's arguments, checked."""

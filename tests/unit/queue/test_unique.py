@@ -2,13 +2,14 @@
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import reefknot as rk
 from reefknot.errors import ParameterError, ParameterTypeError, QueueFullError
 from reefknot.queue.client import Client, Handle
+from reefknot.queue.model.arguments import SubmitItem
 from reefknot.queue.model.messages import ExecAssignment
 from reefknot.stores.port import Store
 from tests.workshop import Shop, work
@@ -101,7 +102,7 @@ async def test_bad_input_is_refused_at_the_call(
     with pytest.raises(kind):
         await client.hand_in(assignment, **options)
     with pytest.raises(kind) as refused:
-        await client.submit_many([{"job_type": "a.b"}, {"job_type": "a.b", **options}])  # type: ignore[typeddict-item]
+        await client.submit_many([("a.b", None), cast("SubmitItem", {"job_type": "a.b", **options})])
     assert refused.value.parameter == f"items[1].{name}"
     assert (await shop.store.work.search()).items == []
 

@@ -140,13 +140,16 @@ class Submissions:
         """Refusals since the last event, by reason and resource class."""
         self._written_at = -inf
 
-    async def submit(self, job: NewJob) -> bool | Taken:
+    async def submit(
+        self, assignment: ExecAssignment, *, due_at: int = 0, after: tuple[str, ...] = (), unique: Unique = NOT_UNIQUE
+    ) -> bool | Taken:
         """
         Keep a job, for `due_at` (ms UTC) or for now.
 
         False when it is there already, `Taken` when another one holds its key; `QueueFullError` when it is refused.
         """
         await self.learn_classes()
+        job = NewJob(assignment, due_at, after, unique)
         with submitting(job.assignment) as traced:
             (kept,) = await self.enqueue([self._item_of(job, traced)])
             return await self._is_new(job.assignment, kept)
