@@ -12,7 +12,7 @@ from reefknot.console.nats_servers import NatsServer
 from reefknot.queue.client import Client, Handle
 from reefknot.queue.port.work_queue import Enqueued, Taken
 from reefknot.runtime.clocks import SystemClock
-from reefknot.stores.jetstream.unique import KeysOf
+from reefknot.stores.jetstream.remote_submissions import KeysOf
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
 from reefknot.stores.sqlite import admission

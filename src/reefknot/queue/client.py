@@ -46,7 +46,7 @@ from reefknot.queue.model.messages import Cancel, ExecAssignment, ExecResult, In
 from reefknot.queue.model.results import answer_of, cancel_reason
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.transitions import Requeue, is_replaced, next_record
-from reefknot.queue.model.unique import unique_of
+from reefknot.queue.model.unique import extra_of, unique_of
 from reefknot.queue.model.work import WorkItem, assignment_and_tenant, is_ingestion, is_over, record_id, visible_state
 from reefknot.queue.port.work_queue import Taken, WorkFilter
 from reefknot.queue.router.pending import cancelled_event
@@ -235,8 +235,8 @@ class Client:
         `resource_class`, `assignment_id`, `tenant_id`, `trace_id`, `delay`, `at`, `after`, `unique`, `for_`.
         """
         job = self._written(job_type, inputs, options)
-        await self.submissions.check_known(job.after)
-        kept = await self.submissions.submit(job.assignment, due_at=job.due_at, after=job.after, unique=job.unique)
+        await self.submissions.check_known(job.extra.after)
+        kept = await self.submissions.submit(job.assignment, due_at=job.due_at, extra=job.extra)
         return self._handle(job.assignment, job.due_at, kept)
 
     async def submit_many(
@@ -251,7 +251,7 @@ class Client:
         """
         jobs = self._written_items(items)
         here = {one.assignment.record_id for one in jobs}
-        await self.submissions.check_known([name for one in jobs for name in one.after if name not in here])
+        await self.submissions.check_known([name for one in jobs for name in one.extra.after if name not in here])
         answers = await self.submissions.submit_many(jobs) if jobs else []
         return [
             answer if isinstance(answer, Exception) else self._handle(one.assignment, one.due_at, answer)
@@ -282,15 +282,15 @@ class Client:
         """
         given = assignment if isinstance(assignment, ExecAssignment) else _from_fields(assignment)
         checked, due_at = validated(given)[0], due_time(delay, at, self.submissions.wall())
-        key = unique_of({"unique": unique, "for_": for_})
-        return self._handle(checked, due_at, await self.submissions.submit(checked, due_at=due_at, unique=key))
+        extra = extra_of((), unique_of({"unique": unique, "for_": for_}))
+        return self._handle(checked, due_at, await self.submissions.submit(checked, due_at=due_at, extra=extra))
 
     def _written(self, job_type: str, inputs: Mapping[str, Any] | None, options: SubmitOptions) -> NewJob:
         """The job of a caller's arguments, checked."""
         check_names(options, OPTIONS)
         assignment = written(job_type, inputs, options, new_id())
         due_at = due_time(options.get("delay"), options.get("at"), self.submissions.wall())
-        return NewJob(assignment, due_at, after_ids(options.get("after"), assignment), unique_of(options))
+        return NewJob(assignment, due_at, extra_of(after_ids(options.get("after"), assignment), unique_of(options)))
 
     def _written_items(self, items: Iterable[Any]) -> list[NewJob]:
         """The assignments of `submit_many`, or the first mistake in them with its place."""
@@ -318,7 +318,7 @@ class Client:
                 raise NotJsonError(f"items[{place}].{error.path}", error.problem) from None
             jobs.append(job)
         for place, job in enumerate(jobs):
-            later = next((name for name in job.after if first.get(name, -1) >= place), None)
+            later = next((name for name in job.extra.after if first.get(name, -1) >= place), None)
             if later is not None:
                 text = (
                     f"an earlier item: items[{first[later]}] comes later, and jobs that wait for each other are a cycle"

@@ -104,7 +104,7 @@ def _with_query(operation: Any) -> Call:
 
 def _with_key(operation: Any) -> Call:
     """The body as a whole is one argument; the key of unique work is in the query."""
-    return lambda operator, given, body: operation(operator, body, unique=given.unique, for_=given.for_)
+    return lambda operator, given, body: operation(operator, body, given.key)
 
 
 def _with_choice(operation: Any) -> Call:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from reefknot.core import checks
 from reefknot.errors import ParameterError, ParameterTypeError
-from reefknot.queue.model.work import ENDED, WorkItem, record_id
+from reefknot.queue.model.work import ENDED, NO_EXTRA, Extra, WorkItem, record_id
 
 LONGEST_KEY = 256
 LONGEST_FOR_S = 30 * 86_400.0
@@ -45,13 +45,18 @@ def unique_of(options: Mapping[str, Any]) -> Unique:
     return Unique(key, round(seconds * 1000))
 
 
+def extra_of(after: tuple[str, ...], key: Unique) -> Extra:
+    """The fields of a submission that waits for the records `after`, and has this key."""
+    return Extra(after=after, unique=key.key, unique_ms=key.for_ms) if after or key.key else NO_EXTRA
+
+
 def unique_name(item: WorkItem) -> str:
     """The key of an item with its tenant, like the id of a record; empty without a key."""
     return record_id(item.extra.unique, item.tenant_id) if item.extra.unique else ""
 
 
 def left_ms(item: WorkItem, wall: int) -> int:
-    """How long an item that has ended still holds its key."""
+    """The time for which an item that has ended still holds its key."""
     return max(0, item.created_at + item.extra.unique_ms - wall)
 
 

@@ -46,8 +46,8 @@ from reefknot.queue.model.results import (
     unrun_result,
 )
 from reefknot.queue.model.submission import SCHEDULE_MESSAGE, SubmissionRules
-from reefknot.queue.model.unique import NOT_UNIQUE, Unique
 from reefknot.queue.model.work import (
+    NO_EXTRA,
     ROUTER,
     Extra,
     Quarantine,
@@ -102,16 +102,11 @@ def check_same_job(assignment: ExecAssignment, known: Job) -> None:
 
 
 class NewJob(Struct, frozen=True):
-    """A job to submit: for `due_at` (ms UTC) or for now, and when those of the records `after` have succeeded."""
+    """A job to submit: for `due_at` (ms UTC) or for now."""
 
     assignment: ExecAssignment
     due_at: int = 0
-    after: tuple[str, ...] = ()
-    unique: Unique = NOT_UNIQUE
-
-    @property
-    def extra(self) -> Extra:
-        return Extra(after=self.after, unique=self.unique.key, unique_ms=self.unique.for_ms)
+    extra: Extra = NO_EXTRA
 
 
 class Submissions:
@@ -140,19 +135,16 @@ class Submissions:
         """Refusals since the last event, by reason and resource class."""
         self._written_at = -inf
 
-    async def submit(
-        self, assignment: ExecAssignment, *, due_at: int = 0, after: tuple[str, ...] = (), unique: Unique = NOT_UNIQUE
-    ) -> bool | Taken:
+    async def submit(self, assignment: ExecAssignment, *, due_at: int = 0, extra: Extra = NO_EXTRA) -> bool | Taken:
         """
         Keep a job, for `due_at` (ms UTC) or for now.
 
         False when it is there already, `Taken` when another one holds its key; `QueueFullError` when it is refused.
         """
         await self.learn_classes()
-        job = NewJob(assignment, due_at, after, unique)
-        with submitting(job.assignment) as traced:
-            (kept,) = await self.enqueue([self._item_of(job, traced)])
-            return await self._is_new(job.assignment, kept)
+        with submitting(assignment) as traced:
+            (kept,) = await self.enqueue([self._item_of(NewJob(assignment, due_at, extra), traced)])
+            return await self._is_new(assignment, kept)
 
     async def submit_many(self, jobs: Sequence[NewJob]) -> list[bool | Taken | QueueFullError | KeyConflictError]:
         """Keep these in one step. The answer for each is that of `submit`, or its error."""
@@ -170,7 +162,7 @@ class Submissions:
 
     def _item_of(self, job: NewJob, traced: ExecAssignment) -> WorkItem:
         item = self.item(traced, encode(traced), due_at=job.due_at)
-        return structs.replace(item, extra=job.extra) if job.after or job.unique.key else item
+        return item if job.extra is NO_EXTRA else structs.replace(item, extra=job.extra)
 
     async def check_known(self, records: Sequence[str]) -> None:
         """`UnknownJobError` for the first of these that is no job."""
@@ -183,11 +175,9 @@ class Submissions:
         """Whether a submission made the job; its error when it was refused, or its id has another job."""
         if isinstance(kept, Reject):
             raise self.refused(assignment, kept)
-        if isinstance(kept, Taken):
-            return kept
         if kept is Enqueued.DUPLICATE:
             await self.check_same_job(assignment)
-        return kept is Enqueued.ACCEPTED
+        return kept if isinstance(kept, Taken) else kept is Enqueued.ACCEPTED
 
     async def enqueue(
         self, items: Sequence[WorkItem], *, owner: str = "", given: tuple[SubmissionRules, Events] | None = None

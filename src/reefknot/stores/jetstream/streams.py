@@ -5,7 +5,7 @@ A store NAME has one stream, `NAME_state`. It holds one message for each record,
 keys, commands, statuses, values; and every event, those of a batch in one message of the batch. Subjects:
 
     NAME.work.STATE.POOL.ID    an assignment, with the state of its record; `open` is pending or running
-    NAME.blob.ID.FIELD.PART    what is too large for a record;   NAME.blob.KEY.unique.ID   see `jetstream.unique`
+    NAME.blob.ID.FIELD.PART    what is too large for a record;   NAME.blob.KEY.unique.ID   see `remote_submissions`
     NAME.key.KEY               an idempotency key
     NAME.command.VERB.ID       a command of an operator;   NAME.status.SYSTEM   a system that runs
     NAME.value.NAME            a named value, read from the server on request

@@ -51,10 +51,9 @@ from reefknot.stores.jetstream.reads import (
     scan_each,
     stored_now,
 )
-from reefknot.stores.jetstream.remote_submissions import RemoteSubmissions
+from reefknot.stores.jetstream.remote_submissions import KeysOf, RemoteSubmissions
 from reefknot.stores.jetstream.state import State, StoredItem, check_fits, readable
 from reefknot.stores.jetstream.streams import OPEN, token_of
-from reefknot.stores.jetstream.unique import KeysOf
 from reefknot.stores.work_in_memory.queue import TableWorkQueue
 from reefknot.stores.work_in_memory.table import WorkTable
 

@@ -24,7 +24,6 @@ from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, required, story, wall_ms
 from reefknot.testing.conformance.listings import ListingContract
 from reefknot.testing.conformance.submissions import FollowUpContract, SubmissionContract
-from reefknot.testing.conformance.unique import UniqueContract
 
 LONGEST_S = 20.0
 
@@ -38,7 +37,7 @@ async def take(store: Store, n: int = 1, *, classes: Sequence[str] = (), lease: 
     return await store.work.claim(n, WorkClaim(owner="w", classes=classes, lease=lease))
 
 
-class WorkQueueContract(SubmissionContract, FollowUpContract, UniqueContract, ListingContract):
+class WorkQueueContract(SubmissionContract, FollowUpContract, ListingContract):
     """Subclass it, and give it a `harness`."""
 
     @story()
