@@ -1,22 +1,27 @@
 """Unique work that is submitted in two processes at once, each with a store of its own: one job for each key."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from reefknot.console.nats_servers import NatsServer
 from reefknot.queue.client import Client, Handle
-from reefknot.queue.port.work_queue import Enqueued, Taken
+from reefknot.queue.model.submission import SubmissionRules
+from reefknot.queue.model.work import WorkItem
+from reefknot.queue.port.work_queue import Enqueued, Outcome, Taken
 from reefknot.runtime.clocks import SystemClock
 from reefknot.stores.jetstream.remote_submissions import KeysOf
 from reefknot.stores.opening import open_store
 from reefknot.stores.port import Store
 from reefknot.stores.sqlite import admission
 from reefknot.testing.conformance.unique import keyed
+from tests.integration.test_jetstream_remote_submissions import kept as kept_for_others
+from tests.integration.test_jetstream_remote_submissions import served
 
 pytestmark = pytest.mark.real_time
 
@@ -77,3 +82,20 @@ async def test_a_key_is_free_once_its_job_has_ended_in_the_other_process(address
             assert made.is_new
             assert (await second.submit("a.b", unique="key")).assignment_id == made.assignment_id
             assert await stores[1].work.cancel(made.assignment_id)
+
+
+async def test_the_router_that_leads_answers_with_the_job_that_has_the_key(nats_server: NatsServer) -> None:
+    async with two_stores(f"{nats_server.url}/once-{uuid4().hex[:8]}") as (leading, other):
+        asked: list[int] = []
+
+        async def take(items: Sequence[WorkItem], rules: SubmissionRules, events: Any) -> list[Outcome]:
+            asked.append(len(items))
+            return await kept_for_others(leading, items, rules, events)
+
+        await served(leading, take)
+        client = Client(other, SystemClock())
+        first = await client.submit("a.b", unique="key")
+        again = await client.submit("a.b", unique="key")
+        assert (first.is_new, again.is_new, again.assignment_id) == (True, False, first.assignment_id)
+        assert asked == [1, 1], "both were decided by the router"
+        await served(leading, None)
