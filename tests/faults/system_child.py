@@ -21,10 +21,9 @@ import msgspec
 from reefknot.app.system import System
 from reefknot.core.failure import ErrorCode
 from reefknot.queue.model import messages
-from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.work import ROUTER, TryAgain, WorkDone, WorkItem, WorkState, is_workers
 from reefknot.queue.port.transport import Transport
-from reefknot.queue.port.work_queue import FREELY, Enqueue, Enqueued, Settlement, WorkClaim
+from reefknot.queue.port.work_queue import FREELY, Enqueue, Enqueued, Outcome, Settlement, WorkClaim
 from reefknot.queue.router.settings import RouterSettings
 from reefknot.queue.worker.settings import default_settings
 from reefknot.runtime.clocks import clock_of_this_loop
@@ -75,9 +74,7 @@ class DoomedWork:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
-    async def enqueue(
-        self, items: Sequence[WorkItem], terms: Enqueue = FREELY, **named: Any
-    ) -> list[Enqueued | Reject]:
+    async def enqueue(self, items: Sequence[WorkItem], terms: Enqueue = FREELY, **named: Any) -> list[Outcome]:
         if self._doom.flaw == "promises too early":
             self._late.add(asyncio.get_running_loop().create_task(self._keep_later(items, terms, named)))
             return [Enqueued.ACCEPTED] * len(items)

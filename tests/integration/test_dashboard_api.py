@@ -110,6 +110,21 @@ def test_a_job_is_submitted_once_and_conflicts_are_told(rk: Commands) -> None:
     assert api(rk, "GET", f"/jobs/{quote('a/b', safe='')}").json["state"] == "pending"
 
 
+def test_a_key_of_unique_work_answers_with_the_job_that_has_it(rk: Commands) -> None:
+    assignment = {"job": {"type": "fs.blob_get", "payload": {"path": "a.txt"}}}
+    first, again = (api(rk, "POST", "/jobs?unique=report&for=3600", assignment) for _ in range(2))
+    assert (first.json["created"], again.json["created"]) == (True, False)
+    assert again.json["id"] == first.json["id"]
+    for query, name in (
+        ("for=60", "for"),
+        ("unique=", "unique"),
+        ("unique=a&for=-1", "for"),
+        ("unique=a&for=x", "for"),
+    ):
+        refused = api(rk, "POST", f"/jobs?{query}", assignment)
+        assert (refused.status, refused.json["error"]["parameter"]) == (400, name)
+
+
 def test_a_payload_is_edited_and_the_job_goes_on_as_its_next_version(rk: Commands) -> None:
     shown = api(rk, "GET", "/quarantine/jobs/held/payload")
     answered = api(rk, "POST", "/quarantine/jobs/held/edit", {"payload": {"path": "b.txt"}, "because": "wrong file"})

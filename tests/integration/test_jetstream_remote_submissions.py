@@ -20,10 +20,9 @@ from reefknot.audit.port import AuditEntry, AuditQuery
 from reefknot.console.nats_servers import NatsServer
 from reefknot.errors import QueueFullError, StoreUnavailableError
 from reefknot.queue.client import Client, Handle
-from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.work import WorkItem
-from reefknot.queue.port.work_queue import Enqueue, Enqueued, TakeOver
+from reefknot.queue.port.work_queue import Enqueue, Enqueued, Outcome, TakeOver
 from reefknot.stores.jetstream import remote_submissions
 from reefknot.stores.jetstream.work import JetStreamWorkQueue
 from reefknot.stores.opening import open_store
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.real_time
 
 LIMIT, ADMITTED = 10, 9
 """The places of a queue, and those that work of the default priority may take."""
-Answers = list[Enqueued | Reject]
+Answers = list[Outcome]
 Keep = Callable[[], Any]
 
 

@@ -423,6 +423,10 @@ async def submits(given: dict[str, Any], items: list[rk.SubmitItem]) -> None:
             assert_type(answer, rk.Handle | rk.QueueFullError | rk.KeyConflictError)
         later = await connected.submit("a.b", after=[handle, "order-7"])
         await later.cancel("withdrawn", tree=True)
+        once = await connected.submit("a.b", unique="report", for_=timedelta(hours=1))
+        assert_type(once.is_new, bool)
+        await connected.submit("a.b", unique=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        await connected.hand_in({"job": {"type": "a.b"}}, unique="report", for_=3600)
         await connected.submit("a.b", after=[7])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
         await connected.submit_many([{"job_type": "a.b", "deadlin": 5}])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
         await connected.submit_many([{"inputs": given}])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]

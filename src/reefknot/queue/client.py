@@ -46,8 +46,9 @@ from reefknot.queue.model.messages import Cancel, ExecAssignment, ExecResult, In
 from reefknot.queue.model.results import answer_of, cancel_reason
 from reefknot.queue.model.submission import SubmissionRules
 from reefknot.queue.model.transitions import Requeue, is_replaced, next_record
+from reefknot.queue.model.unique import extra_of, unique_of
 from reefknot.queue.model.work import WorkItem, assignment_and_tenant, is_ingestion, is_over, record_id, visible_state
-from reefknot.queue.port.work_queue import WorkFilter
+from reefknot.queue.port.work_queue import Taken, WorkFilter
 from reefknot.queue.router.pending import cancelled_event
 from reefknot.queue.router.submissions import NewJob, Submissions
 from reefknot.runtime.seeds import new_id
@@ -99,7 +100,7 @@ class Handle:
         self.assignment_id = assignment_id
         self.tenant_id = tenant_id
         self.is_new = is_new
-        """Whether this submission created the job. If not, a job with this id existed and was left unchanged."""
+        """Whether this submission created the job. If not, one with this id or key existed and was left unchanged."""
         self._client = client
         self._record_id = record_id(assignment_id, tenant_id)
         self._patience = patience
@@ -231,12 +232,12 @@ class Client:
         Submit one step. An accepted step is stored; a full queue raises `QueueFullError` with `retry_after`.
 
         The options are those of `SubmitOptions`: `deadline`, `timeout`, `attempt_timeout`, `retries`, `priority`,
-        `resource_class`, `assignment_id`, `tenant_id`, `trace_id`, `delay`, `at`.
+        `resource_class`, `assignment_id`, `tenant_id`, `trace_id`, `delay`, `at`, `after`, `unique`, `for_`.
         """
         job = self._written(job_type, inputs, options)
-        await self.submissions.check_known(job.after)
-        is_new = await self.submissions.submit(job.assignment, due_at=job.due_at, after=job.after)
-        return self._handle(job.assignment, job.due_at, is_new)
+        await self.submissions.check_known(job.extra.after)
+        kept = await self.submissions.submit(job.assignment, due_at=job.due_at, extra=job.extra)
+        return self._handle(job.assignment, job.due_at, kept)
 
     async def submit_many(
         self, items: Iterable[SubmitItem | tuple[str, Mapping[str, Any] | None]]
@@ -250,7 +251,7 @@ class Client:
         """
         jobs = self._written_items(items)
         here = {one.assignment.record_id for one in jobs}
-        await self.submissions.check_known([name for one in jobs for name in one.after if name not in here])
+        await self.submissions.check_known([name for one in jobs for name in one.extra.after if name not in here])
         answers = await self.submissions.submit_many(jobs) if jobs else []
         return [
             answer if isinstance(answer, Exception) else self._handle(one.assignment, one.due_at, answer)
@@ -270,22 +271,26 @@ class Client:
         *,
         delay: float | timedelta | None = None,
         at: datetime | None = None,
+        unique: str | None = None,
+        for_: float | timedelta | None = None,
     ) -> Handle:
         """
         Submit an assignment as it is: a record, or its fields as a mapping, as a line of a file has them.
 
-        In a mapping the ids may be left out, and an unknown field is refused with the one that may be meant.
+        In a mapping the ids may be left out, and an unknown field is refused with the one that may be meant. The other
+        options are those of `submit`.
         """
         given = assignment if isinstance(assignment, ExecAssignment) else _from_fields(assignment)
         checked, due_at = validated(given)[0], due_time(delay, at, self.submissions.wall())
-        return self._handle(checked, due_at, await self.submissions.submit(checked, due_at=due_at))
+        extra = extra_of((), unique_of({"unique": unique, "for_": for_}))
+        return self._handle(checked, due_at, await self.submissions.submit(checked, due_at=due_at, extra=extra))
 
     def _written(self, job_type: str, inputs: Mapping[str, Any] | None, options: SubmitOptions) -> NewJob:
         """The job of a caller's arguments, checked."""
         check_names(options, OPTIONS)
         assignment = written(job_type, inputs, options, new_id())
         due_at = due_time(options.get("delay"), options.get("at"), self.submissions.wall())
-        return NewJob(assignment, due_at, after_ids(options.get("after"), assignment))
+        return NewJob(assignment, due_at, extra_of(after_ids(options.get("after"), assignment), unique_of(options)))
 
     def _written_items(self, items: Iterable[Any]) -> list[NewJob]:
         """The assignments of `submit_many`, or the first mistake in them with its place."""
@@ -313,7 +318,7 @@ class Client:
                 raise NotJsonError(f"items[{place}].{error.path}", error.problem) from None
             jobs.append(job)
         for place, job in enumerate(jobs):
-            later = next((name for name in job.after if first.get(name, -1) >= place), None)
+            later = next((name for name in job.extra.after if first.get(name, -1) >= place), None)
             if later is not None:
                 text = (
                     f"an earlier item: items[{first[later]}] comes later, and jobs that wait for each other are a cycle"
@@ -333,7 +338,9 @@ class Client:
         options = cast("SubmitOptions", {name: fields[name] for name in fields if name in OPTIONS})
         return self._written(fields["job_type"], fields.get("inputs"), options)
 
-    def _handle(self, checked: ExecAssignment, due_at: int, is_new: bool) -> Handle:
+    def _handle(self, checked: ExecAssignment, due_at: int, is_new: bool | Taken) -> Handle:
+        if isinstance(is_new, Taken):
+            return Handle(self, *assignment_and_tenant(is_new.id))
         deadline = checked.options.deadline_ms
         seconds = DEFAULT_WAIT if deadline is None else deadline / 1000 + 1.0
         seconds += max(0.0, due_at / 1000 - self.submissions.wall())
@@ -414,6 +421,7 @@ class HandleLike(Protocol):
 
     assignment_id: str
     tenant_id: str | None
+    is_new: bool
 
     async def result(self, timeout: float | timedelta | None = None) -> ExecResult: ...
     async def wait(self, timeout: float | timedelta | None = None) -> str: ...

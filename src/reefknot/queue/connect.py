@@ -429,9 +429,12 @@ class SyncClient:
         *,
         delay: float | timedelta | None = None,
         at: datetime | None = None,
+        unique: str | None = None,
+        for_: float | timedelta | None = None,
     ) -> SyncHandle:
         """Submit an assignment as it is: a record, or its fields as a mapping; see `Client.hand_in`."""
-        return self._handle(self._call(lambda client: client.hand_in(assignment, delay=delay, at=at)))
+        kept = self._call(lambda client: client.hand_in(assignment, delay=delay, at=at, unique=unique, for_=for_))
+        return self._handle(kept)
 
     def job(self, assignment_id: str, tenant_id: str | None = None) -> SyncHandle:
         """
@@ -506,6 +509,7 @@ class SyncHandleLike(Protocol):
 
     assignment_id: str
     tenant_id: str | None
+    is_new: bool
 
     def result(self, timeout: float | timedelta | None = None) -> ExecResult: ...
     def wait(self, timeout: float | timedelta | None = None) -> str: ...

@@ -217,15 +217,12 @@ class _SystemUnderTest:
 
     # ---- inside the loop --------------------------------------------------------------------------------------------
 
-    async def _submit(
-        self, job_type: str, inputs: Mapping[str, Any] | None, options: SubmitOptions
-    ) -> tuple[str, str | None]:
-        handle = await self._client.submit(job_type, inputs, **options)
-        return handle.assignment_id, handle.tenant_id
+    async def _submit(self, job_type: str, inputs: Mapping[str, Any] | None, options: SubmitOptions) -> Handle:
+        return await self._client.submit(job_type, inputs, **options)
 
-    async def _submit_many(self, items: Items, job: Callable[[str, str | None], J]) -> list[J | Refusal]:
+    async def _submit_many(self, items: Items, job: Callable[[Handle], J]) -> list[J | Refusal]:
         answers = await self._client.submit_many(items)
-        return [job(one.assignment_id, one.tenant_id) if isinstance(one, Handle) else one for one in answers]
+        return [job(one) if isinstance(one, Handle) else one for one in answers]
 
     @property
     def _running_simulation(self) -> Simulation:
@@ -253,7 +250,8 @@ class _SystemUnderTest:
         return result
 
     async def _run(self, job_type: str, inputs: Mapping[str, Any] | None, options: SubmitOptions) -> ExecResult:
-        return await self._result(*await self._submit(job_type, inputs, options), None)
+        handle = await self._submit(job_type, inputs, options)
+        return await self._result(handle.assignment_id, handle.tenant_id, None)
 
     async def _status(self, assignment_id: str, tenant_id: str | None) -> str:
         return await self._client.job(assignment_id, tenant_id).status()
@@ -276,9 +274,13 @@ class _SystemUnderTest:
 class VirtualJob:
     """A job of a system under test. Waiting for its end lets virtual time pass."""
 
-    def __init__(self, system: "VirtualSystem", assignment_id: str, tenant_id: str | None) -> None:
+    def __init__(
+        self, system: "VirtualSystem", assignment_id: str, tenant_id: str | None, *, is_new: bool = False
+    ) -> None:
         self.assignment_id = assignment_id
         self.tenant_id = tenant_id
+        self.is_new = is_new
+        """Whether this submission created the job; see `Handle`."""
         self._system = system
 
     async def result(self, timeout: Seconds | None = None) -> ExecResult:
@@ -356,11 +358,14 @@ class VirtualSystem(_SystemUnderTest):
         self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]
     ) -> VirtualJob:
         """Submit one step, with the options of `Client.submit`. It runs once time passes."""
-        return VirtualJob(self, *await self._call(self._submit(job_type, inputs, options)))
+        return self._job_of(await self._call(self._submit(job_type, inputs, options)))
 
     async def submit_many(self, items: Items) -> list[VirtualJob | Refusal]:
         """Submit many steps in one transaction, with an answer for each, as `Client.submit_many`."""
-        return await self._call(self._submit_many(items, self.job))
+        return await self._call(self._submit_many(items, self._job_of))
+
+    def _job_of(self, handle: Handle) -> VirtualJob:
+        return VirtualJob(self, handle.assignment_id, handle.tenant_id, is_new=handle.is_new)
 
     async def run(
         self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]
@@ -400,9 +405,13 @@ class VirtualSystem(_SystemUnderTest):
 class SyncVirtualJob:
     """A job of a system under test, for a plain `def`: see `VirtualJob`."""
 
-    def __init__(self, system: "SyncVirtualSystem", assignment_id: str, tenant_id: str | None) -> None:
+    def __init__(
+        self, system: "SyncVirtualSystem", assignment_id: str, tenant_id: str | None, *, is_new: bool = False
+    ) -> None:
         self.assignment_id = assignment_id
         self.tenant_id = tenant_id
+        self.is_new = is_new
+        """Whether this submission created the job; see `Handle`."""
         self._system = system
 
     def result(self, timeout: Seconds | None = None) -> ExecResult:
@@ -473,11 +482,14 @@ class SyncVirtualSystem(_SystemUnderTest):
         self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]
     ) -> SyncVirtualJob:
         """Submit one step, with the options of `Client.submit`. It runs once time passes."""
-        return SyncVirtualJob(self, *self._call(self._submit(job_type, inputs, options)))
+        return self._job_of(self._call(self._submit(job_type, inputs, options)))
 
     def submit_many(self, items: Items) -> list[SyncVirtualJob | Refusal]:
         """Submit many steps in one transaction, with an answer for each, as `Client.submit_many`."""
-        return self._call(self._submit_many(items, self.job))
+        return self._call(self._submit_many(items, self._job_of))
+
+    def _job_of(self, handle: Handle) -> SyncVirtualJob:
+        return SyncVirtualJob(self, handle.assignment_id, handle.tenant_id, is_new=handle.is_new)
 
     def run(
         self, job_type: str, inputs: Mapping[str, Any] | None = None, **options: Unpack[SubmitOptions]

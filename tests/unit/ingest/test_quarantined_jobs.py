@@ -11,10 +11,9 @@ from reefknot.core.failure import FailureType
 from reefknot.errors import SourceError
 from reefknot.ingest.jobs import MOST_AT_ONCE, IngestionJob, class_of, item_job_id
 from reefknot.ingest.port import Document, FetchRequest, ItemFailure, Page
-from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.transitions import replaced_reason
 from reefknot.queue.model.work import WorkItem, WorkState
-from reefknot.queue.port.work_queue import Enqueue, Enqueued
+from reefknot.queue.port.work_queue import Enqueue, Outcome
 from tests.unit.ingest.world import World, document, page
 
 
@@ -82,7 +81,7 @@ async def test_many_jobs_are_kept_in_steps_that_every_store_takes(world: World) 
     sizes: list[int] = []
     enqueue = world.store.work.enqueue
 
-    async def counted(items: Sequence[WorkItem], *terms: Enqueue, **more: Any) -> list[Enqueued | Reject]:
+    async def counted(items: Sequence[WorkItem], *terms: Enqueue, **more: Any) -> list[Outcome]:
         sizes.append(len(items))
         return await enqueue(items, *terms, **more)
 

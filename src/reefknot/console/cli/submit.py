@@ -34,9 +34,10 @@ from reefknot.console.cli.output import put, put_jobs, say
 from reefknot.console.cli.store import StoreAddress, address_of, shown_url
 from reefknot.console.operations.bulk import named
 from reefknot.console.operations.systems import has_part
-from reefknot.errors import KeyConflictError, QueueFullError, ResultPendingError
+from reefknot.errors import KeyConflictError, ParameterError, QueueFullError, ResultPendingError
 from reefknot.queue.model.message_schema import written_assignment
 from reefknot.queue.model.messages import ExecAssignment, ExecResult, InvalidMessage
+from reefknot.queue.model.unique import NOT_UNIQUE, Unique, unique_of
 from reefknot.queue.model.work import WorkState, record_id
 from reefknot.runtime.log import printable
 from reefknot.runtime.seeds import new_id
@@ -68,6 +69,7 @@ app = noun(
     "submit assignments.jsonl",
     'submit --type fs.blob_get --inputs \'{"path": "a.txt"}\' --wait',
     "submit reminders.jsonl --in 10m",
+    "submit --type report.render --unique report-7 --for 1h",
     help="Submit a file of assignments, or one step. Accepted work is stored, whether a system is running or not.",
 )
 
@@ -86,6 +88,8 @@ def submit(
     deadline: Annotated[float | None, arg("Deadline in seconds from now, queueing included.")] = None,
     timeout_ms: Annotated[int | None, arg("Milliseconds for all executions of the step and the waits between.")] = None,
     attempt_timeout_ms: Annotated[int | None, arg("Milliseconds for one execution of the step.")] = None,
+    unique: Annotated[str | None, arg("Key of the step: while a job of the tenant has it, no other is made.")] = None,
+    for_: Annotated[str | None, time_arg("Hold --unique this long although the job ends: 90s, 2h.", "--for")] = None,
     in_: Annotated[str | None, time_arg("Run it not before this time from now: 90s, 10m, 2h, 7d.", "--in")] = None,
     at: Annotated[str | None, time_arg("Run it not before this time, ISO 8601; without a zone it is local.")] = None,
     wait: Annotated[bool, arg("Wait for the results. The exit code is 1 unless all succeeded.")] = False,
@@ -98,9 +102,12 @@ def submit(
         raise CommandError("give either a FILE of assignments or one step with --type")
     if file is not None:
         _refuse_beside_file(None, inputs, id_, tenant, deadline, timeout_ms, attempt_timeout_ms)
+        if unique is not None or for_ is not None:
+            raise CommandError("--unique: accepted with --type; lines of a FILE have ids: the same id is the same job")
     _check_positive("--timeout", timeout)
     engine = "" if options.engine is None else f" --engine {quote(shown_url(options.engine))}"
-    submission = Submission(address_of(options), timeout if wait else None, at=_due(in_, at), engine=engine)
+    key = _unique(unique, for_)
+    submission = Submission(address_of(options), timeout if wait else None, at=_due(in_, at), engine=engine, unique=key)
     if file is not None:
         require_file(file)
     limits = {"timeout_ms": timeout_ms, "attempt_timeout_ms": attempt_timeout_ms}
@@ -155,6 +162,15 @@ def _due(in_: str | None, at: str | None) -> datetime | None:
     if due - now > timedelta(seconds=LONGEST_S):
         raise CommandError(f"--at: {due.isoformat(timespec='seconds')} is more than ten years ahead")
     return due
+
+
+def _unique(key: str | None, for_: str | None) -> Unique:
+    """The key that `--unique` and `--for` name."""
+    try:
+        return unique_of({"unique": key, "for_": None if for_ is None else checked_duration("--for", for_)})
+    except ParameterError as error:
+        name = "--for" if error.parameter == "for_" else "--unique"
+        raise CommandError(f"{name}: {error.problem}".replace("with unique,", "with --unique,")) from None
 
 
 def _check_positive(flag: str, seconds: float) -> None:
@@ -217,9 +233,16 @@ class Submission:
     """Submitted assignments and their results. `wait` is how long to wait for results; None does not wait."""
 
     def __init__(
-        self, address: StoreAddress, wait: float | None, *, at: datetime | None = None, engine: str = ""
+        self,
+        address: StoreAddress,
+        wait: float | None,
+        *,
+        at: datetime | None = None,
+        engine: str = "",
+        unique: Unique = NOT_UNIQUE,
     ) -> None:
         """`at` is when the work is due; None for now. `engine` is the flag with which others find the same store."""
+        self._unique = unique
         self._engine = engine
         self.handles: list[Handle] = []
         self.mistakes = 0
@@ -317,7 +340,8 @@ class Submission:
         waited = 0.0
         while True:
             try:
-                handle = await client.hand_in(assignment, at=self._at)
+                key, seconds = self._unique.key or None, self._unique.for_ms / 1000 or None
+                handle = await client.hand_in(assignment, at=self._at, unique=key, for_=seconds)
             except QueueFullError as error:
                 if waited >= GIVE_UP_S:
                     count = f"{len(self.handles)} were submitted before it"

@@ -149,7 +149,7 @@ def _nothing_there() -> RequestError:
 
 def parameters_of(route: ApiRoute, in_path: dict[str, str], query: bytes) -> Any:
     """The parameters of a request as the type of its route: those of the path, and those of the query string."""
-    fields = {field.name: field for field in msgspec.structs.fields(route.parameters)}
+    fields = {field.encode_name: field for field in msgspec.structs.fields(route.parameters)}
     texts: dict[str, Any] = dict(in_path)
     for name, value in _pairs(query):
         if name not in fields or name in in_path:

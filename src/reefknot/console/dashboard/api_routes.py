@@ -42,6 +42,7 @@ from reefknot.console.dashboard.api_types import (
     SpanParameters,
     SyncBody,
     TelemetryParameters,
+    UniqueParameters,
     WorkerParameters,
     WrittenAssignment,
 )
@@ -101,9 +102,9 @@ def _with_query(operation: Any) -> Call:
     return lambda operator, given, _: operation(operator, given)
 
 
-def _with_body(operation: Any) -> Call:
-    """The body as a whole is one argument."""
-    return lambda operator, _, body: operation(operator, body)
+def _with_key(operation: Any) -> Call:
+    """The body as a whole is one argument; the key of unique work is in the query."""
+    return lambda operator, given, body: operation(operator, body, given.key)
 
 
 def _with_choice(operation: Any) -> Call:
@@ -165,8 +166,8 @@ _OVERVIEW = (
 )
 
 _JOBS = (
-    _post("/jobs", jobs.submit_job, WrittenAssignment, call=_with_body, longest=10.0).documented(
-        "Submit an assignment. The same id with the same content is the same job.",
+    _post("/jobs", jobs.submit_job, WrittenAssignment, UniqueParameters, call=_with_key, longest=10.0).documented(
+        "Submit an assignment. The same id with the same content is the same job, as is the same `unique` key.",
         {"id": "string", "tenant_id": "string?", "state": "string", "created": "boolean"},
     ),
     _get("/jobs", jobs.list_jobs, jobs.JobQuery, call=_with_query).documented(

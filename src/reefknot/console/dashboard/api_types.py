@@ -15,7 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from reefknot.console.operations import jobs, quarantine
+from reefknot.console.operations.values import ParameterUseError
+from reefknot.errors import ParameterError
 from reefknot.queue.model.messages import AssignmentOptions, Correlation, Job
+from reefknot.queue.model.unique import Unique, unique_of
 
 PREFIX = "/api/v1"
 LOOK_S = 5.0
@@ -40,6 +43,20 @@ class WrittenAssignment(Struct, frozen=True, kw_only=True):
     resource_class: str | None = None
     correlation: Correlation | None = None
     metadata: dict[str, Any] | None = None
+
+
+class UniqueParameters(Struct, frozen=True, rename={"for_": "for"}):
+    """The key of unique work, and the seconds for which its job holds it although it has ended."""
+
+    unique: str | None = None
+    for_: float | None = None
+
+    @property
+    def key(self) -> Unique:
+        try:
+            return unique_of({"unique": self.unique, "for_": self.for_})
+        except ParameterError as error:
+            raise ParameterUseError(error.parameter.rstrip("_"), error.problem) from None
 
 
 class NoParameters(Struct, frozen=True):

@@ -109,7 +109,7 @@ def _parameters(route: ApiRoute) -> list[dict[str, Any]]:
         if field.default not in (NODEFAULT, UNSET, None, ""):
             schema["default"] = field.default
         where = "path" if in_path else "query"
-        found.append({"name": field.name, "in": where, "required": in_path or field.required, "schema": schema})
+        found.append({"name": field.encode_name, "in": where, "required": in_path or field.required, "schema": schema})
     return found
 
 

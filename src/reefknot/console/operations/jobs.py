@@ -24,6 +24,7 @@ from reefknot.queue.model.message_schema import written_assignment
 from reefknot.queue.model.messages import InvalidMessage, encode
 from reefknot.queue.model.results import answer_of, assignment_of
 from reefknot.queue.model.transitions import Requeue
+from reefknot.queue.model.unique import NOT_UNIQUE, Unique
 from reefknot.queue.model.work import (
     ROUTER,
     WorkItem,
@@ -427,25 +428,24 @@ class SubmissionRefusedError(OperationError):
         self.retry_after_ms = retry_after_ms
 
 
-async def submit_job(operator: Operator, assignment: Mapping[str, Any]) -> dict[str, Any]:
+async def submit_job(operator: Operator, assignment: Mapping[str, Any], key: Unique = NOT_UNIQUE) -> dict[str, Any]:
     """
     Submit one assignment, with the fields that a line of a file for `reefknot submit` has.
 
-    An id that is there already with the same content is the same job, and stays as it was: `created` is False. With
-    another content it is refused, as is a submission for which no queue has room.
+    An id, or a key, that a job has already is that job: `created` is False. Other content under an id is refused.
     """
     found = written_assignment(assignment, new_id(), new_id())
     if isinstance(found, InvalidMessage):
         field, _, problem = operator.redactor(found.message).partition(": ")
         raise ParameterUseError(field, problem)
     try:
-        handle = await operator.client().hand_in(found)
+        handle = await operator.client().hand_in(found, unique=key.key or None, for_=key.for_ms / 1000 or None)
     except QueueFullError as error:
         raise SubmissionRefusedError(str(error), retry_after_ms=max(1, round(error.retry_after * 1000))) from None
     except KeyConflictError as error:
         raise OperationError(f"assignment_id: {error}", "conflict") from None
-    fields = {"id": handle.assignment_id, "tenant_id": handle.tenant_id, "state": await handle.status()}
-    return {**fields, "created": handle.is_new}
+    about = {"tenant_id": handle.tenant_id, "state": await handle.status(), "created": handle.is_new}
+    return {"id": handle.assignment_id, **about}
 
 
 # ---- cancel ----------------------------------------------------------------------------------------------------------

@@ -57,6 +57,9 @@ class SubmitOptions(TypedDict, total=False):
     from there, waiting included; `timeout` is the time of all executions, from the first one on, `attempt_timeout` that
     of one. The same `assignment_id` twice is one job, for each tenant its own. With `after`, ids or handles of other
     jobs, it runs when all of these have succeeded.
+
+    With `unique`, a key, a tenant has one job at a time: while the job that has the key is pending, running or in
+    quarantine, and until `for_` after its creation, further submissions make no job and get that one.
     """
 
     deadline: float | timedelta | None
@@ -71,6 +74,8 @@ class SubmitOptions(TypedDict, total=False):
     delay: float | timedelta | None
     at: datetime | None
     after: Sequence[str | NamedJob] | None
+    unique: str | None
+    for_: float | timedelta | None
 
 
 class SubmitItem(SubmitOptions, total=False):

@@ -141,6 +141,11 @@ class Extra(Struct, frozen=True, gc=False, omit_defaults=True):
     """Whether it runs although some of them have failed."""
     root: str = ""
     """The record that its children's ids are derived from, if that is an earlier version of it."""
+    # Unique work: see `reefknot.queue.model.unique`.
+    unique: str = ""
+    """Its key, of which a tenant has one job at a time."""
+    unique_ms: int = 0
+    """How long after its creation it holds the key although it has ended."""
 
     @property
     def waits(self) -> int:

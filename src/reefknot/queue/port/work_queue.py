@@ -11,7 +11,7 @@ An operator decides about work that has its result: `change` applies a transitio
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct, structs
 
@@ -91,6 +91,17 @@ class Enqueued(StrEnum):
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
+
+
+class Taken(NamedTuple):
+    """The outcome for an item whose key another one holds: nothing was kept. See `reefknot.queue.model.unique`."""
+
+    id: str
+    """The record of the other."""
+
+
+Outcome = Enqueued | Taken | Reject
+"""The outcome of enqueueing one item."""
 
 
 class Enqueue(Struct, frozen=True):
@@ -198,7 +209,7 @@ class WorkSnapshot(Struct, frozen=True):
 
 
 def events_to_keep(
-    items: Sequence[WorkItem], answers: Sequence[Enqueued | Reject], events: Sequence[AuditEntry]
+    items: Sequence[WorkItem], answers: Sequence[Outcome], events: Sequence[AuditEntry]
 ) -> Sequence[AuditEntry]:
     """The events of `enqueue` that are audited, given the outcomes of its items. An event names an assignment's id."""
     accepted = [item for item, answer in zip(items, answers, strict=True) if answer is Enqueued.ACCEPTED]
@@ -302,9 +313,7 @@ class QuarantineStats(Struct, frozen=True):
     oldest_at: int | None
 
 
-TakeOver = Callable[
-    [Sequence[WorkItem], SubmissionRules, Sequence[Sequence[AuditEntry]]], Awaitable[list[Enqueued | Reject]]
-]
+TakeOver = Callable[[Sequence[WorkItem], SubmissionRules, Sequence[Sequence[AuditEntry]]], Awaitable[list[Outcome]]]
 """Keeps what another process submits: the items, the rules of its admission, and the events of each."""
 FREELY = Enqueue()
 """Without admission, and for no owner."""
@@ -318,9 +327,10 @@ class WorkQueue(Protocol):
 
     async def enqueue(
         self, items: Sequence[WorkItem], terms: Enqueue = FREELY, *, events: Sequence[AuditEntry] = ()
-    ) -> list[Enqueued | Reject]:
+    ) -> list[Outcome]:
         """
-        Keep these, in one step. An id that is there already is a duplicate, whatever state it is in.
+        Keep these, in one step. An id that is there already is a duplicate, whatever state it is in; a key that another
+        item holds is taken.
 
         With `rules` admission decides, in the same step, by what is open in that moment (`admit_submission`): a
         refusal writes nothing, and an item that is displaced ends as dropped. The events are kept when at least one

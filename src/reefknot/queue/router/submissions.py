@@ -47,6 +47,7 @@ from reefknot.queue.model.results import (
 )
 from reefknot.queue.model.submission import SCHEDULE_MESSAGE, SubmissionRules
 from reefknot.queue.model.work import (
+    NO_EXTRA,
     ROUTER,
     Extra,
     Quarantine,
@@ -57,7 +58,17 @@ from reefknot.queue.model.work import (
     requeued_at,
 )
 from reefknot.queue.port.control import Control
-from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueue, Enqueued, Held, Settlement, WorkClaim, WorkQueue
+from reefknot.queue.port.work_queue import (
+    FIRST_FENCE,
+    Enqueue,
+    Enqueued,
+    Held,
+    Outcome,
+    Settlement,
+    Taken,
+    WorkClaim,
+    WorkQueue,
+)
 from reefknot.queue.router.health import FleetClasses
 from reefknot.queue.router.pending import ClaimedSubmission, RouterContext
 from reefknot.queue.router.settings import CALLER_LATE_S, LEASE_S
@@ -91,11 +102,11 @@ def check_same_job(assignment: ExecAssignment, known: Job) -> None:
 
 
 class NewJob(Struct, frozen=True):
-    """A job to submit: for `due_at` (ms UTC) or for now, and when those of the records `after` have succeeded."""
+    """A job to submit: for `due_at` (ms UTC) or for now."""
 
     assignment: ExecAssignment
     due_at: int = 0
-    after: tuple[str, ...] = ()
+    extra: Extra = NO_EXTRA
 
 
 class Submissions:
@@ -124,22 +135,21 @@ class Submissions:
         """Refusals since the last event, by reason and resource class."""
         self._written_at = -inf
 
-    async def submit(self, assignment: ExecAssignment, *, due_at: int = 0, after: tuple[str, ...] = ()) -> bool:
+    async def submit(self, assignment: ExecAssignment, *, due_at: int = 0, extra: Extra = NO_EXTRA) -> bool | Taken:
         """
         Keep a job, for `due_at` (ms UTC) or for now.
 
-        False when it is there already; `QueueFullError` when it is refused.
+        False when it is there already, `Taken` when another one holds its key; `QueueFullError` when it is refused.
         """
         await self.learn_classes()
-        job = NewJob(assignment, due_at, after)
-        with submitting(job.assignment) as traced:
-            (kept,) = await self.enqueue([self._item_of(job, traced)])
-            return await self._is_new(job.assignment, kept)
+        with submitting(assignment) as traced:
+            (kept,) = await self.enqueue([self._item_of(NewJob(assignment, due_at, extra), traced)])
+            return await self._is_new(assignment, kept)
 
-    async def submit_many(self, jobs: Sequence[NewJob]) -> list[bool | QueueFullError | KeyConflictError]:
+    async def submit_many(self, jobs: Sequence[NewJob]) -> list[bool | Taken | QueueFullError | KeyConflictError]:
         """Keep these in one step. The answer for each is that of `submit`, or its error."""
         await self.learn_classes()
-        items, answers = list[WorkItem](), list[bool | QueueFullError | KeyConflictError]()
+        items, answers = list[WorkItem](), list[bool | Taken | QueueFullError | KeyConflictError]()
         for job in jobs:
             with submitting(job.assignment) as traced:  # not around the call: the spans would be one inside the other
                 items.append(self._item_of(job, traced))
@@ -152,7 +162,7 @@ class Submissions:
 
     def _item_of(self, job: NewJob, traced: ExecAssignment) -> WorkItem:
         item = self.item(traced, encode(traced), due_at=job.due_at)
-        return structs.replace(item, extra=Extra(after=job.after)) if job.after else item
+        return item if job.extra is NO_EXTRA else structs.replace(item, extra=job.extra)
 
     async def check_known(self, records: Sequence[str]) -> None:
         """`UnknownJobError` for the first of these that is no job."""
@@ -161,17 +171,17 @@ class Submissions:
                 name, tenant = assignment_and_tenant(record)
                 raise UnknownJobError(name, tenant_id=tenant)
 
-    async def _is_new(self, assignment: ExecAssignment, kept: Enqueued | Reject) -> bool:
+    async def _is_new(self, assignment: ExecAssignment, kept: Outcome) -> bool | Taken:
         """Whether a submission made the job; its error when it was refused, or its id has another job."""
         if isinstance(kept, Reject):
             raise self.refused(assignment, kept)
         if kept is Enqueued.DUPLICATE:
             await self.check_same_job(assignment)
-        return kept is Enqueued.ACCEPTED
+        return kept if isinstance(kept, Taken) else kept is Enqueued.ACCEPTED
 
     async def enqueue(
         self, items: Sequence[WorkItem], *, owner: str = "", given: tuple[SubmissionRules, Events] | None = None
-    ) -> list[Enqueued | Reject]:
+    ) -> list[Outcome]:
         """
         Keep these in one step. With an `owner` they are its own at once, and need not be claimed.
 
@@ -362,7 +372,7 @@ class _LocalSubmission(Struct, frozen=True, eq=False):
 
     assignment: ExecAssignment
     body: bytes
-    kept: asyncio.Future[Enqueued | Reject]
+    kept: asyncio.Future[Outcome]
 
 
 class LocalCallers:
@@ -455,9 +465,7 @@ class LocalCallers:
         claimed = ClaimedSubmission(assignment, Held(item.id, owner, FIRST_FENCE), item.deadline_at, False, body)
         self._context.table.add(claimed, item.pool, self._context.clock.now())
 
-    async def take_over(
-        self, items: Sequence[WorkItem], rules: SubmissionRules, events: Events
-    ) -> list[Enqueued | Reject]:
+    async def take_over(self, items: Sequence[WorkItem], rules: SubmissionRules, events: Events) -> list[Outcome]:
         """Keep what another process submits. What is due, and can be read, is this router's from the start."""
         soon = int(self._context.clock.wall() * 1000) + SOON_MS
         due = [item for item in items if item.due_at <= soon and not item.extra.waits]

@@ -12,11 +12,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from msgspec import json, structs
 
 from reefknot.core.time import Moment
+from reefknot.queue.model.unique import holds_key
 from reefknot.queue.model.work import ENDED, WorkItem
 from reefknot.stores.jetstream.commits import Batch, Commits
 from reefknot.stores.jetstream.control import JetStreamValues
 from reefknot.stores.jetstream.reads import gathered, stored_now
-from reefknot.stores.jetstream.state import INLINE_PAYLOAD, INLINE_RESULT, Message, Record, State, StoredItem
+from reefknot.stores.jetstream.state import (
+    INLINE_PAYLOAD,
+    INLINE_RESULT,
+    Message,
+    Record,
+    State,
+    StoredItem,
+    key_messages,
+)
 from reefknot.stores.port import MOVE, refusal_in
 
 PAGE = 250
@@ -106,6 +115,7 @@ class Adoption:
         ttl = None
         if state.work_ttl is not None and item.state in ENDED:
             ttl = state.work_ttl - max(0, now.wall - item.updated_at) // 1000
+        messages += key_messages(state.names, {}, item, None, now) if holds_key(item, now.wall) else ()
         messages.append(Message(state.names.work(item), body, known[1], state.names.any_work(item.id), ttl=ttl))
         return messages
 

@@ -30,7 +30,8 @@ from reefknot.core.time import Moment, Timeline, milliseconds
 from reefknot.errors import StoreCorruptError, StoreFullError
 from reefknot.queue.model.notes import CHECKPOINT, LINES
 from reefknot.queue.model.submission import Capacity, ServiceTime, SubmissionRules
-from reefknot.queue.model.work import WorkItem, WorkState
+from reefknot.queue.model.unique import left_ms, unique_name
+from reefknot.queue.model.work import ENDED, WorkItem, WorkState
 from reefknot.queue.port.control import SILENT_KEPT_S, Command, StatusReport
 from reefknot.runtime.changes import Waiters
 from reefknot.runtime.log import logger, printable
@@ -134,6 +135,8 @@ class State(Waiters):
         """By work id: the subject of its record, and the number of parts of payload and result."""
         self._ids: dict[str, str] = {}
         """By subject of a record that is here: its work id, which a tombstone does not name."""
+        self.key_revisions: dict[str, int] = {}
+        """By key of unique work: the last sequence of its entries, for the changes of one batch."""
         self.entered: dict[str, int] = {}
         """By resource class: the revision of its arrivals."""
         self.leads = False
@@ -407,6 +410,7 @@ class State(Waiters):
             item = self.table.items.get(work_id)
             if item == before or (item is None and (before is None or work_id not in self.revisions)):
                 continue
+            messages += key_messages(self.names, self.key_revisions, item, before, self.now())
             revision = self.revisions.get(work_id, 0)
             over = self.names.any_work(work_id)
             old_subject, payload_parts, result_parts = self.kept.get(work_id, ("", 0, 0))
@@ -432,6 +436,7 @@ class State(Waiters):
             ttl = self.work_ttl if is_ended else None
             messages.append(Message(subject, json.encode(stored), revision, over, ttl=ttl))
             records.append((work_id, len(messages) - 1, (subject, payload_parts, result_parts)))
+        self.key_revisions.clear()
         return messages, records
 
     def pool_messages(self) -> list[Message]:
@@ -508,10 +513,34 @@ class State(Waiters):
         return found
 
 
+def key_messages(
+    names: Names, revisions: dict[str, int], item: WorkItem | None, before: WorkItem | None, now: Moment
+) -> list[Message]:
+    """The messages that bring the entry of a changed item up to date; `revisions` are those of its key."""
+    keyed = item or before
+    if keyed is None or not keyed.extra.unique:
+        return []
+    name = unique_name(keyed)
+    subject = names.keyed(name, keyed.id)
+    if item is None:
+        return [Message(subject, ttl=1)]
+    if before is None:
+        return [Message(subject, item.id.encode(), revisions.get(name), names.keyed(name, "*"), _ttl(item, now))]
+    if (item.state in ENDED) == (before.state in ENDED):
+        return []
+    ttl = _ttl(item, now)
+    return [Message(subject, b"" if ttl == 0 else item.id.encode(), ttl=ttl)]
+
+
+def _ttl(item: WorkItem, now: Moment) -> int | None:
+    """The seconds for which the entry of an item is kept; None while the item is open."""
+    return -(-left_ms(item, now.wall) // 1000) if item.state in ENDED else None
+
+
 def check_fits(items: Sequence[WorkItem], store: str) -> None:
     """Refuse items that no batch holds together: kept in several, they would not be one transaction."""
     large = [len(item.payload) for item in items if len(item.payload) > INLINE_PAYLOAD]
-    records = len(items) + sum(size // PART + 1 for size in large)
+    records = len(items) + sum(bool(item.extra.unique) for item in items) + sum(size // PART + 1 for size in large)
     if records > MOST_TOGETHER:
         problem = (
             f"{len(items)} jobs have {records} records, and one transaction on NATS has at most {MOST_TOGETHER}: one "

@@ -444,9 +444,11 @@ async def sweep_blobs(state: State) -> int:
     answer = await connection.api(f"STREAM.INFO.{names.state}", body)
     subjects = json.decode(answer, type=StreamInfo).state.get("subjects") or {}
     for subject in sorted(subjects)[:MOST_SWEPT]:
-        owner, field = subject.split(".")[2:4]
+        owner, field, part = subject.split(".")[2:5]
         if field == "key":
             continue  # it has the time limit of its record
+        if field == "unique":
+            owner = part
         blob = await last_message(connection, names.state, subject)
         record = await last_message(connection, names.state, f"{names.name}.work.*.*.{owner}")
         if blob is not None and blob.body and (record is None or not record.body):

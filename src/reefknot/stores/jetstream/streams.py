@@ -5,7 +5,7 @@ A store NAME has one stream, `NAME_state`. It holds one message for each record,
 keys, commands, statuses, values; and every event, those of a batch in one message of the batch. Subjects:
 
     NAME.work.STATE.POOL.ID    an assignment, with the state of its record; `open` is pending or running
-    NAME.blob.ID.FIELD.PART    what is too large for a record
+    NAME.blob.ID.FIELD.PART    what is too large for a record;   NAME.blob.KEY.unique.ID   see `remote_submissions`
     NAME.key.KEY               an idempotency key
     NAME.command.VERB.ID       a command of an operator;   NAME.status.SYSTEM   a system that runs
     NAME.value.NAME            a named value, read from the server on request
@@ -97,6 +97,10 @@ class Names:
 
     def blob(self, owner: str, field: str, part: int | str) -> str:
         return f"{self.name}.blob.{token_of(owner)}.{field}.{part}"
+
+    def keyed(self, key: str, work_id: str) -> str:
+        """The entry of a job with this key of unique work; with `*` all entries of the key."""
+        return f"{self.name}.blob.{token_of(key)}.unique.{work_id if work_id == '*' else token_of(work_id)}"
 
     def key(self, key: str) -> str:
         return f"{self.name}.key.{token_of(key)}"

@@ -19,7 +19,6 @@ from msgspec import structs
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
-from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.failure_groups import FailureGroups
 from reefknot.queue.model.transitions import Replace, Requeue, Transition, records_of
 from reefknot.queue.model.work import ENDED, WorkItem, WorkState, pool_of, worker_of
@@ -31,6 +30,7 @@ from reefknot.queue.port.work_queue import (
     Enqueued,
     Held,
     ItemEvents,
+    Outcome,
     QuarantineStats,
     Settlement,
     TakeOver,
@@ -40,7 +40,7 @@ from reefknot.queue.port.work_queue import (
     WorkSnapshot,
 )
 from reefknot.stores.jetstream.adoption import Adoption
-from reefknot.stores.jetstream.commits import Commits
+from reefknot.stores.jetstream.commits import Batch, Commits
 from reefknot.stores.jetstream.ended_work import EndedWork
 from reefknot.stores.jetstream.reads import (
     StreamMessage,
@@ -51,7 +51,7 @@ from reefknot.stores.jetstream.reads import (
     scan_each,
     stored_now,
 )
-from reefknot.stores.jetstream.remote_submissions import RemoteSubmissions
+from reefknot.stores.jetstream.remote_submissions import KeysOf, RemoteSubmissions
 from reefknot.stores.jetstream.state import State, StoredItem, check_fits, readable
 from reefknot.stores.jetstream.streams import OPEN, token_of
 from reefknot.stores.work_in_memory.queue import TableWorkQueue
@@ -190,7 +190,7 @@ class JetStreamWorkQueue(TableWorkQueue):
 
     async def enqueue(
         self, items: Sequence[WorkItem], terms: Enqueue = FREELY, *, events: Sequence[AuditEntry] = ()
-    ) -> list[Enqueued | Reject]:
+    ) -> list[Outcome]:
         check_fits(items, self.state.connection.options.shown)
         may_be_kept, asked_at = False, self.state.now().wall
         if terms.rules is not None and not self.state.mirrors_all:
@@ -201,15 +201,29 @@ class JetStreamWorkQueue(TableWorkQueue):
             await self.state.mirror()
         if terms.rules is not None and not self.state.leads:
             await self._adoption.refuse_moved()
-        kept = await super().enqueue(items, terms, events=events)
+        kept = await self._enqueue(items, terms, events)
         return await self._without_own(items, kept, asked_at - SKEW_MS) if may_be_kept else kept
 
-    async def _without_own(
-        self, items: Sequence[WorkItem], answers: Sequence[Enqueued | Reject], since: int
-    ) -> list[Enqueued | Reject]:
+    async def _enqueue(self, items: Sequence[WorkItem], terms: Enqueue, events: Sequence[AuditEntry]) -> list[Outcome]:
+        if not any(item.extra.unique for item in items):
+            return await super().enqueue(items, terms, events=events)
+        keys = KeysOf(self.state, self.look, items)
+
+        async def prepare() -> None:
+            await self.load([item.id for item in items])
+            await keys.read()
+
+        def run(_: Batch, now: Moment) -> list[Outcome]:
+            keys.take()
+            return self.table.enqueue(items, terms, now=now, events=events)
+
+        await keys.read()
+        return await self._commits.change(run, prepare=prepare)
+
+    async def _without_own(self, items: Sequence[WorkItem], answers: Sequence[Outcome], since: int) -> list[Outcome]:
         """The answers, in which no item is a duplicate of what a router has kept for this very submission."""
 
-        async def own(item: WorkItem, answer: Enqueued | Reject) -> Enqueued | Reject:
+        async def own(item: WorkItem, answer: Outcome) -> Outcome:
             known = await self.get(item.id) if answer is Enqueued.DUPLICATE else None
             if known is None or known.created_at < since:
                 return answer
@@ -254,8 +268,13 @@ class JetStreamWorkQueue(TableWorkQueue):
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         if any(one.follow_ups is not None for one in settlements):  # which are admitted by all open work
             await self.state.mirror()
-        most = MOST_NOTED if any(one.notes is not None for one in settlements) else MOST_HELD
+        has_more = any(one.notes is not None or self._is_unique(one.id) for one in settlements)
+        most = MOST_NOTED if has_more else MOST_HELD
         return await _in_parts(settlements, super().settle, most=most)
+
+    def _is_unique(self, work_id: str) -> bool:
+        item = self.table.items.get(work_id)
+        return item is not None and bool(item.extra.unique)
 
     async def notes(self, work_id: str) -> dict[str, bytes]:
         return await self.state.notes(work_id)

@@ -26,7 +26,7 @@ from reefknot.queue.model.submission import (
     in_turns,
 )
 from reefknot.queue.model.work import ROUTER, WorkItem, pool_of
-from reefknot.queue.port.work_queue import Enqueued, ItemEvents, WorkClaim
+from reefknot.queue.port.work_queue import Enqueued, ItemEvents, Outcome, Taken, WorkClaim
 from reefknot.stores.sqlite import work_rows as rows
 from reefknot.stores.sqlite.connection import query
 from reefknot.stores.sqlite.transaction import Transaction
@@ -90,6 +90,17 @@ def fold_service_times(connection: apsw.Connection, took: Mapping[str, Sequence[
         connection.execute("INSERT OR REPLACE INTO service_time VALUES (?, ?, ?)", (pool, mean.known, mean.mean_ms))
 
 
+_BY_KEY = (
+    "SELECT id FROM work INDEXED BY work_unique WHERE extra <> '{}' "
+    "AND json_extract(extra, '$.unique') = ?1 AND ifnull(tenant_id, '') = ?2 AND state IN "
+)
+_WITH_KEY = (
+    f"{_BY_KEY} ('pending', 'running', 'quarantined') UNION ALL {_BY_KEY} "
+    "('succeeded', 'failed', 'cancelled', 'discarded') "
+    "AND created_at + ifnull(json_extract(extra, '$.unique_ms'), 0) > ?3 LIMIT 1"
+)
+
+
 def tenants(connection: apsw.Connection, resource_class: str) -> list[str]:
     """The tenants with claimable work of this class."""
     if resource_class == ROUTER:
@@ -105,17 +116,28 @@ def oldest_submission(connection: apsw.Connection, pool: str, priority: int, ten
     return None if found is None else str(found)
 
 
+def with_key(connection: apsw.Connection, item: WorkItem, wall: int) -> str | None:
+    """The id of the row that holds the key of an item, if it has one."""
+    if not item.extra.unique:
+        return None
+    found = query(connection, _WITH_KEY, (item.extra.unique, item.tenant_id or "", wall)).get
+    return None if found is None else str(found)
+
+
 def verdicts(
     connection: apsw.Connection, items: Sequence[WorkItem], rules: SubmissionRules, wall: int
-) -> list[Enqueued | Reject]:
+) -> list[Outcome]:
     """The answers that `enqueue` would give now. Nothing is written."""
     known = rows.known(connection, [item.id for item in items])
     arrivals = BatchAdmission(partial(open_work, connection, wall))
     now = Moment(0, wall)
-    answers: list[Enqueued | Reject] = []
+    answers: list[Outcome] = []
     for item in items:
         if item.id in known:
             answers.append(Enqueued.DUPLICATE)
+            continue
+        if (holder := with_key(connection, item, wall)) is not None:
+            answers.append(Taken(holder))
             continue
         new = core.accepted(item, now)
         verdict = arrivals.admit(new.pool, core.stage_of(new), core.arrival_of(new, now), rules)

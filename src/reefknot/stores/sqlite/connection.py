@@ -147,6 +147,12 @@ CREATE TABLE boot (name TEXT PRIMARY KEY, began_at INTEGER NOT NULL) STRICT, WIT
 _EXTRA = """
 ALTER TABLE work ADD COLUMN extra TEXT NOT NULL DEFAULT '{}';
 
+-- A job is found by its key of unique work, whether it is open, and else by the time until which it holds the key.
+CREATE INDEX work_unique ON work (
+    json_extract(extra, '$.unique'), ifnull(tenant_id, ''), state,
+    created_at + ifnull(json_extract(extra, '$.unique_ms'), 0)
+) WHERE extra <> '{}';
+
 -- The parts of what a step says of itself: its checkpoint, its lines of log. They go with the row of its job.
 CREATE TABLE work_note (
     id TEXT NOT NULL, part TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (id, part)

@@ -23,6 +23,7 @@ from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.notes import Notes
 from reefknot.queue.model.submission import BatchAdmission, Displace
+from reefknot.queue.model.unique import unique_name
 from reefknot.queue.model.work import WorkItem, WorkState
 from reefknot.queue.port.transport import Notice
 from reefknot.queue.port.work_queue import (
@@ -34,7 +35,9 @@ from reefknot.queue.port.work_queue import (
     FollowUps,
     Held,
     ItemEvents,
+    Outcome,
     Settlement,
+    Taken,
     WorkClaim,
     WorkFilter,
     WorkPage,
@@ -151,7 +154,7 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
         terms: Enqueue = FREELY,
         *,
         events: Sequence[AuditEntry] = (),
-    ) -> list[Enqueued | Reject]:
+    ) -> list[Outcome]:
         loop = asyncio.get_running_loop()
         if terms.rules is not None and loop.time() < self._refusing_until:
             answers = await self._context.read(
@@ -292,22 +295,27 @@ class SqliteWorkQueue(WorkByFilter, WakingQueue):
                 over.set_exception(error)
 
 
-def _enqueue_batch(
-    transaction: Transaction, wanted: list[Any]
-) -> Sequence[list[Enqueued | Reject]] | Sequence[ReefknotError]:
+def _enqueue_batch(transaction: Transaction, wanted: list[Any]) -> Sequence[list[Outcome]] | Sequence[ReefknotError]:
     if (refusal := moved(transaction.connection)) is not None:
         return [refusal] * len(wanted)
     transaction.counts.flush(transaction.connection)
     known = rows.known(transaction.connection, [item.id for items, *_ in wanted for item in items])
     arrivals = BatchAdmission(partial(admission.open_work, transaction.connection, transaction.now.wall))
     new: list[WorkItem] = []
-    answers: list[list[Enqueued | Reject]] = []
+    keys: dict[str, str] = {}
+    """By key of unique work: the item among the new ones."""
+    answers: list[list[Outcome]] = []
     for items, terms, events in wanted:
         rules, owner, lease_ms = terms.rules, terms.owner, milliseconds(terms.lease)
-        answer: list[Enqueued | Reject] = []
+        answer: list[Outcome] = []
         for item in items:
             if item.id in known:
                 answer.append(Enqueued.DUPLICATE)
+                continue
+            name = unique_name(item)
+            holder = keys.get(name) or admission.with_key(transaction.connection, item, transaction.now.wall)
+            if holder is not None:
+                answer.append(Taken(holder))
                 continue
             accepted = core.accepted(item, transaction.now, is_claimed=bool(owner))
             if rules is not None:
@@ -320,8 +328,11 @@ def _enqueue_batch(
                 if isinstance(verdict, Displace):
                     rows.insert(transaction, new)
                     new.clear()
+                    keys.clear()
                     admission.displace(transaction, accepted.pool, verdict, terms.drop_events)
             known.add(item.id)
+            if name:
+                keys[name] = item.id
             answer.append(Enqueued.ACCEPTED)
             new.append(_started(transaction, accepted, owner, lease_ms) if owner else accepted)
             if terms.accept_events is not None:

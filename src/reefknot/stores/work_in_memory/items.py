@@ -20,6 +20,7 @@ from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
 from reefknot.queue.model.submission import ServiceTime, Stage, Waiting, in_turns
+from reefknot.queue.model.unique import holds_key, unique_name
 from reefknot.queue.model.work import ENDED, WorkItem, WorkState
 from reefknot.stores.wakeups import END_TOPIC, topics_of
 
@@ -168,6 +169,8 @@ class WorkItems:
         self._ready: dict[str, dict[str, _Line]] = {}
         """By class and tenant."""
         self._later: list[tuple[int, int, str]] = []
+        self._by_key: dict[str, dict[str, None]] = {}
+        """By key of unique work: the items that may hold it."""
         self._extended: dict[str, _Extension] = {}
         """By id: leases that another thread has extended, while the loop was blocked."""
 
@@ -225,8 +228,29 @@ class WorkItems:
             if old is not None:
                 self._kept_as[work_id] = self._order[work_id], self._ended.get(work_id), self._extended.get(work_id)
 
+    def with_key(self, name: str, wall: int) -> str | None:
+        """The item that holds this key of unique work (see `unique_name`)."""
+        if not name:
+            return None
+        known = self._by_key.get(name, {})
+        for work_id in [one for one in known if not holds_key(self.items[one], wall)]:
+            self._drop_key(name, work_id)
+        return next(iter(known), None)
+
+    def keyed(self, name: str) -> list[str]:
+        """The items that may hold this key."""
+        return list(self._by_key.get(name, ()))
+
+    def _drop_key(self, name: str, work_id: str) -> None:
+        known = self._by_key.get(name, {})
+        known.pop(work_id, None)
+        if not known:
+            self._by_key.pop(name, None)
+
     def _keep(self, item: WorkItem, old: WorkItem | None) -> None:
         self.items[item.id] = item
+        if item.extra.unique:
+            self._by_key.setdefault(unique_name(item), {})[item.id] = None
         self._count(item.id, group_of(item))
         if old is not None:
             self._extended.pop(item.id, None)
@@ -242,7 +266,10 @@ class WorkItems:
             self._ends += 1
 
     def _drop(self, work_id: str) -> None:
-        del self.items[work_id], self._order[work_id]
+        item = self.items.pop(work_id)
+        if item.extra.unique:
+            self._drop_key(unique_name(item), work_id)
+        del self._order[work_id]
         self.parts.pop(work_id, None)
         self._count(work_id, None)
         self._ended.pop(work_id, None)

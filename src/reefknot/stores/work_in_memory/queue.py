@@ -14,7 +14,6 @@ from typing import TypeVar
 from reefknot.audit.port import AuditEntry
 from reefknot.core.time import Moment
 from reefknot.queue.model import work as core
-from reefknot.queue.model.admission import Reject
 from reefknot.queue.model.failure_groups import FailureGroups
 from reefknot.queue.model.notes import Notes
 from reefknot.queue.model.transitions import Transition, records_of
@@ -24,9 +23,9 @@ from reefknot.queue.port.work_queue import (
     FREELY,
     NO_NOTES,
     Enqueue,
-    Enqueued,
     Held,
     ItemEvents,
+    Outcome,
     QuarantineStats,
     Settlement,
     WorkClaim,
@@ -72,7 +71,7 @@ class TableWorkQueue(WakingQueue):
         terms: Enqueue = FREELY,
         *,
         events: Sequence[AuditEntry] = (),
-    ) -> list[Enqueued | Reject]:
+    ) -> list[Outcome]:
         return await self.write(
             lambda now: self.table.enqueue(items, terms, now=now, events=events), ids=[item.id for item in items]
         )

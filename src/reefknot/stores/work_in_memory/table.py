@@ -26,6 +26,7 @@ from reefknot.queue.model.notes import Notes
 from reefknot.queue.model.results import DROPPED
 from reefknot.queue.model.submission import BatchAdmission, Displace, OpenWork, Stage, SubmissionRules
 from reefknot.queue.model.transitions import Transition, outcome
+from reefknot.queue.model.unique import unique_name
 from reefknot.queue.model.work import ENDED, WorkItem, WorkState
 from reefknot.queue.port.work_queue import (
     FIRST_FENCE,
@@ -35,8 +36,10 @@ from reefknot.queue.port.work_queue import (
     FollowUps,
     Held,
     ItemEvents,
+    Outcome,
     QuarantineStats,
     Settlement,
+    Taken,
     WorkClaim,
     WorkFilter,
     WorkPage,
@@ -69,13 +72,16 @@ class WorkTable(WorkItems):
         *,
         now: Moment,
         events: Sequence[AuditEntry] = (),
-    ) -> list[Enqueued | Reject]:
+    ) -> list[Outcome]:
         rules, owner, lease_ms = terms.rules, terms.owner, milliseconds(terms.lease)
         arrivals = BatchAdmission(partial(self._open_work, now.wall))
-        answers: list[Enqueued | Reject] = []
+        answers: list[Outcome] = []
         for item in items:
             if item.id in self.items:
                 answers.append(Enqueued.DUPLICATE)
+                continue
+            if (holder := self.with_key(unique_name(item), now.wall)) is not None:
+                answers.append(Taken(holder))
                 continue
             new = core.accepted(item, now, is_claimed=bool(owner))
             verdict = (

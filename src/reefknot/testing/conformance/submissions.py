@@ -14,13 +14,14 @@ from reefknot.queue.port.work_queue import FIRST_FENCE, Enqueue, Enqueued, Follo
 from reefknot.runtime.clocks import VirtualClock
 from reefknot.stores.port import Store
 from reefknot.testing.conformance.harness import event, event_types, story, wall_ms
+from reefknot.testing.conformance.unique import UniqueContract
 
 
 async def _take(store: Store, n: int) -> list[WorkItem]:
     return await store.work.claim(n, WorkClaim(owner="w"))
 
 
-class SubmissionContract:
+class SubmissionContract(UniqueContract):
     """Part of the contract of a work queue."""
 
     @story()

@@ -174,3 +174,22 @@ def test_only_the_first_of_many_ids_that_are_there_are_told_one_by_one(rk: Comma
     assert again.err.count("was there already and is pending: it goes on as it was") == 20
     assert "… and 5 more were there already" in again.err
     assert len(rk("submit", file, "--json").json["existing"]) == 25
+
+
+def test_a_key_of_unique_work_is_one_job_and_bad_ones_are_refused(rk: Commands) -> None:
+    step = ("submit", "--type", "fs.blob_get", "--inputs", '{"path": "a.txt"}', "--unique", "report")
+    first, again = rk(*step, "--for", "1h"), rk(*step)
+    assert (first.code, again.code, again.out) == (0, 0, first.out)
+    assert "was there already and is pending" in again.err
+    assert "0 submitted, 1 there already" in again.err
+    assert rk(*step, "--tenant", "acme").out != first.out
+    for flags, told in (
+        (("--for", "1h"), "--for: 3600.0 is not accepted: only together with --unique"),
+        (("--unique", ""), "--unique: '' is not accepted: printable text of 1 to 256 characters"),
+        (("--unique", "a", "--for", "31d"), "--for: 2678400.0 is not accepted: a number of seconds from 0 to 2592000"),
+        (("--unique", "a", "--for", "soon"), "--for: 'soon' is not accepted: a duration such as 90s"),
+    ):
+        refused = rk("submit", "--type", "fs.blob_get", *flags)
+        assert (refused.code, told in refused.err) == (2, True), refused.err
+    refused = rk("submit", lines(rk, get("a.txt", "one")), "--unique", "a")
+    assert (refused.code, "--unique: accepted with --type" in refused.err) == (2, True)
