@@ -74,6 +74,17 @@ def test_such_an_answer_says_whose_work_it_was_and_when_it_ended_as_often_as_it_
     assert retries == [0, 0, 1], "never less than none"
 
 
+def test_of_work_whose_record_is_gone_or_was_retried_the_caller_gets_an_error_that_says_so() -> None:
+    done = ended(S.CANCELLED, reason="no need")
+    assert results.result_or_gone(done, "a") == told(done)
+    gone = results.result_or_gone(None, "acme|order")
+    assert (gone.assignment_id, gone.tenant_id, gone.job.type, gone.status) == ("order", "acme", "", R.ERROR)
+    assert gone.error_message == "its record is not kept any longer"
+    retried = results.result_or_gone(ended(S.PENDING), "a")
+    assert (retried.assignment_id, retried.tenant_id, retried.job.type) == ("a", None, "test.step")
+    assert (retried.status, retried.error_message) == (R.ERROR, "it is not over: it was retried")
+
+
 def test_the_provider_of_what_no_step_ended_is_the_one_named_the_worker_that_had_it_or_the_router() -> None:
     classes = ("router", "cpu", "io@w2")
     providers = [told(ended(S.CANCELLED, resource_class=name)).provider_id for name in classes]

@@ -14,6 +14,7 @@ from reefknot.queue.model import transitions
 from reefknot.queue.model import work as core
 from reefknot.queue.model.admission import Arrival
 from reefknot.queue.model.messages import Cancel, ExecAssignment, ExecResult, Job, ResultJob, ResultStatus
+from reefknot.queue.model.notes import Noted, Notes, StepProgress
 from reefknot.queue.model.submission import EXPIRED, OVERDUE, Stage
 from reefknot.queue.model.transitions import is_replaced, next_record, next_version, replaced, replaced_reason
 from reefknot.queue.model.work import ROUTER, Budget, HistoryEntry, Snooze, WorkItem, WorkState, accepted, holds, settle
@@ -497,3 +498,42 @@ def test_a_transition_applies_to_the_states_that_allow_it_and_names_what_it_touc
     assert outcomes(done) == [None] * 4
     touched = [transitions.records_of(["a", "acme|b"], change) for change in (dropped, other)]
     assert touched == [["a", "acme|b"], ["a", "acme|b", "a~2", "acme|b~2"]]
+
+
+def test_the_children_of_a_family_are_named_after_its_root() -> None:
+    assert [WorkItem("a", "t", extra=core.Extra(root=root)).family_id for root in ("", "first")] == ["a", "first"]
+
+
+def test_the_time_that_work_was_held_at_its_router_is_not_its_own() -> None:
+    """What waits for a limit keeps its reason with the worker, so that people see what it waited for."""
+    sent_back = settle(running(resource_class="io@w1"), core.Returned("limit", is_held=True), NOW)
+    assert (sent_back.resource_class, sent_back.extra.held_at) == (ROUTER, NOW.wall)
+    assert settle(running(resource_class="io@w1"), core.Returned("no module"), NOW).extra.held_at == 0
+    new = core.assigned(sent_back, to_worker(), LATER)
+    assert (new.extra.held_at, new.reason, new.budget) == (0, "limit", Budget())
+    tried = structs.replace(sent_back, budget=Budget(1, first_attempt_at=40_000))
+    assert core.assigned(tried, to_worker(), LATER).budget.first_attempt_at == 41_000
+    earlier = Moment(0, NOW.wall - 5_000)
+    assert core.assigned(tried, to_worker(), earlier).budget.first_attempt_at == 40_000, "the clock was set back"
+
+
+def test_work_that_waits_for_other_work_is_looked_at_again_and_spends_nothing() -> None:
+    waits = {"state": S.PENDING, "due_at": 60_000, "reason": core.SCHEDULED, "extra": core.Extra(over=2)}
+    assert settled(core.Waits(60_000, 2)) == waits
+
+
+def test_the_notes_of_a_step_are_added_to_those_that_are_stored() -> None:
+    item = running(updated_at=50_000)
+    assert core.with_notes(item, None, LATER) is item
+    first = core.with_notes(item, Notes(1, StepProgress(1, 3)), LATER)
+    assert first.extra.notes == Noted(1, LATER.wall, 1_000, progress=StepProgress(1, 3))
+    second = core.with_notes(first, Notes(1, StepProgress(2, 3)), Moment(0, 59_000))
+    assert second.extra.notes == Noted(1, LATER.wall, 1_000, progress=StepProgress(2, 3)), "no new checkpoint"
+
+
+def test_only_crashes_since_the_last_checkpoint_put_work_aside() -> None:
+    noted = core.with_notes(running(crashes=core.CRASH_LIMIT - 1), Notes(1), LATER)
+    got_on = core.lease_ran_out(noted, LATER)
+    assert (got_on.state, got_on.crashes) == (S.PENDING, 1)
+    stuck = running(crashes=core.CRASH_LIMIT - 1, extra=got_on.extra)
+    assert core.lease_ran_out(stuck, LATER).state is S.QUARANTINED, "it made no checkpoint since"
