@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reefknot.core import limits
 from reefknot.core.limits import MOST_KEYS, Grant, LimitState, LimitTable, limit_rule, parse_rate
 from reefknot.errors import ParameterError
 
@@ -156,3 +157,101 @@ def test_the_number_of_keys_is_bounded_and_what_runs_is_not_forgotten() -> None:
         grant.ended()
     assert len(table.all()) <= MOST_KEYS
     assert table.states("x", 0.0, tenant="kept", destination="", inputs={}) == (kept,)
+
+
+def test_a_rate_above_the_highest_is_refused() -> None:
+    assert parse_rate("100000/s").per_second == limits.MOST_PER_SECOND
+    with pytest.raises(ParameterError, match="at most 100000/s"):
+        parse_rate("100001/s")
+
+
+def test_a_limit_is_shown_with_the_numbers_it_has() -> None:
+    both = limit_rule("x", rate="10/min", burst=3, running=5)
+    assert str(both) == "10/min, burst 3, 5 running"
+    assert [str(limit_rule("x", **one)) for one in ({"rate": "0.5/s"}, {"running": 5})] == [
+        "0.5/s, burst 1",
+        "5 running",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "refused"),
+    [
+        ("tenant", {"running": 1, "per": "destination"}, "per"),
+        ("inputs.account", {"running": 1, "per": "tenant"}, "per"),
+        ("x", {"running": 1, "per": "account"}, "per"),
+        ("x", {}, "rate"),
+        ("x", {"burst": 5}, "rate"),
+        ("x", {"running": 1, "burst": 5}, "burst"),
+    ],
+)
+def test_numbers_that_do_not_go_together_are_refused(name: str, given: dict[str, Any], refused: str) -> None:
+    with pytest.raises(ParameterError, match=rf"\b{refused}\b"):
+        limit_rule(name, **given)
+
+
+def test_what_is_remembered_of_types_and_patterns_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_KEYS", 3)
+    monkeypatch.setattr(limits, "_patterns", {})
+    table = LimitTable([limit_rule("a.*", running=1)])
+    for number in range(10):
+        assert limits.globbed(f"a*{number}", f"a-{number}")
+        assert [len(table.of_type(f"{word}.{number}")) for word in "ab"] == [1, 0]
+    assert len(limits._patterns) <= 3
+    assert len(table._of_type) <= 3
+
+
+def test_the_room_is_what_both_the_tokens_and_what_runs_leave() -> None:
+    state = LimitState(limit_rule("x", rate="1/s", burst=3, running=5), "x", 0.0)
+    assert state.room(0.0) == 3
+    Grant((state,), "a")
+    assert state.room(0.0) == 2
+    assert LimitState(limit_rule("x", rate="1/s", burst=9, running=5), "x", 0.0).room(0.0) == 5
+
+
+def test_a_bucket_is_full_until_a_token_is_spent_and_again_when_it_has_come_back() -> None:
+    state = LimitState(limit_rule("x", rate="1/s", burst=2), "x", 0.0)
+    assert state.is_full(0.0)
+    Grant((state,), "a").started()
+    assert [state.is_full(now) for now in (0.0, 0.5, 1.0)] == [False, False, True]
+    without = LimitState(limit_rule("x", running=1), "x", 0.0)
+    Grant((without,), "a").started()
+    assert without.is_full(0.0), "without a rate it has no token to spend"
+
+
+def test_a_start_that_took_place_cannot_be_refused_any_more() -> None:
+    state = LimitState(limit_rule("x", rate="1/s", burst=2), "x", 0.0)
+    grant = Grant((state,), "a")
+    grant.started()
+    grant.refused()
+    assert (state.reserved, state.tokens(0.0)) == (0, 1.0)
+
+
+def test_a_limit_that_is_not_there_any_more_or_holds_for_something_else_is_forgotten() -> None:
+    table = LimitTable([limit_rule("x", running=1), limit_rule("y", running=1), limit_rule("z", running=1)])
+    for kind in "xyz":
+        (state,) = table.states(kind, 0.0, tenant="", destination="", inputs={})
+        Grant((state,), "a").started()
+    table.follow([limit_rule("x", running=2), limit_rule("y", running=1, per="tenant")])
+    assert [one.key for one in table.all()] == ["x"]
+    known = table.get("x")
+    assert known is not None
+    assert known.running == {"a"}
+    assert table.get("z") is None
+
+
+def test_idle_keys_are_forgotten_before_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_KEYS", 10)
+    table = LimitTable([limit_rule("tenant", rate="1/h", burst=2)])
+    (spent,) = table.states("x", 0.0, tenant="spent", destination="", inputs={})
+    Grant((spent,), "a").started()
+    for number in range(10):
+        table.states("x", 0.0, tenant=f"t{number}", destination="", inputs={})
+    assert [one.key for one in table.all()] == ["tenant spent", "tenant t9"]
+
+
+def test_an_emptied_table_gives_no_start_before_a_token_has_come_back() -> None:
+    table = LimitTable([limit_rule("x", rate="1/s", burst=5)])
+    (state,) = table.states("x", 0.0, tenant="", destination="", inputs={})
+    table.empty(10.0)
+    assert [state.wait(now) for now in (10.0, 11.0)] == [1.0, 0.0]
