@@ -179,7 +179,8 @@ def test_replicas_are_compared_and_one_that_is_away_is_named(person: Person, nat
     assert "3 copies, all of them current" in findings(person)["replicas"]["text"]
 
     kill(nats_cluster[2])
-    until(lambda: f"{nats_cluster[2].name} is" in person("doctor").stdout)  # after the election of new leaders
+    # After the election of new leaders, for which each of these commands may wait half a minute.
+    until(lambda: f"{nats_cluster[2].name} is" in person("doctor").stdout, patience=90)
     assert findings(person)["replicas"]["level"] == "warning"
 
 
